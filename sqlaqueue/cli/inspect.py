@@ -168,8 +168,11 @@ def _stats_table(rows: Sequence[Stats], finding: str | None = None) -> Renderabl
             what = "claims may read the whole table, or jobs are not unique"
             notes.append(plain(f"{row.queue}: {what}, missing or invalid indexes: {names}; {fix}"))
         if row.failed_by_attempts:
-            parts = (f"{jobs} after {attempts}" for attempts, jobs in row.failed_by_attempts.items())
-            notes.append(plain(f"{row.queue}: failed by attempts: {', '.join(parts)}"))
+            parts = (
+                f"{jobs} failed after {attempts} {'attempt' if attempts == 1 else 'attempts'}"
+                for attempts, jobs in row.failed_by_attempts.items()
+            )
+            notes.append(plain(f"{row.queue}: {', '.join(parts)}"))
     if finding is not None:
         notes.append(plain(finding))
     return Group(shown, *notes)

@@ -115,7 +115,7 @@ def test_the_table_of_stats_shows_paused_queues(shop: Shop) -> None:
     assert email.split()[:2] == ["email", "1"]
     assert letter.split()[:4] == ["letter", "0", "0", "1"]
     assert paused == "letter is paused"
-    assert note == "letter: failed by attempts: 1 after 2"
+    assert note == "letter: 1 failed after 2 attempts"
 
 
 @pytest.mark.parametrize("options", [(), ("--json",)])

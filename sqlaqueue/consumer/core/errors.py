@@ -219,7 +219,7 @@ def drop_callers(error: BaseException) -> None:
     first: TracebackType | None = BaseException.__getattribute__(error, "__traceback__")
     while first is not None and _is_caller(first):
         first = first.tb_next
-    if first is not None or isinstance(error, HandlerSignal):
+    if first is not None or isinstance(error, SqlaqueueError):
         BaseException.with_traceback(error, first)
 
 

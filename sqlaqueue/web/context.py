@@ -73,7 +73,6 @@ PATHS = {
     "queue": "queues/{queue}",
     "jobs": "queues/{queue}/jobs",
     "job": "queues/{queue}/job",
-    "job_json": "queues/{queue}/job.json",
     "edit": "queues/{queue}/edit",
     "enqueue": "queues/{queue}/enqueue",
     "confirm": "queues/{queue}/confirm",
@@ -87,6 +86,14 @@ PATHS = {
     "health": "health",
     "zone": "zone",
     "events": "events",
+    "export": "queues/{queue}/jobs.{form}",
+    "api_queues": "api/queues",
+    "api_queue": "api/queues/{queue}",
+    "api_jobs": "api/queues/{queue}/jobs",
+    "api_job": "api/queues/{queue}/job",
+    "api_consumers": "api/consumers",
+    "api_schedules": "api/schedules",
+    "api_findings": "api/findings",
     "static": "static/{file}",
 }
 """The path of each page below the one where the dashboard is mounted."""

@@ -31,12 +31,12 @@ from sqlaqueue.notify_payloads import Heartbeat, Payload, WaitRequest
 from sqlaqueue.postgresql.triggers import channel_of
 from sqlaqueue.sessions import primary_bind
 from sqlaqueue.telemetry.asgi import Receive, Scope, Send, answer_lifespan
-from sqlaqueue.web import errors
+from sqlaqueue.web import api, errors
 from sqlaqueue.web.actions import act_on_queue, act_on_schedule, act_on_worker, confirm, confirm_worker, edit, enqueue
 from sqlaqueue.web.context import PATHS, Page, PageContext, choose_zone, path_below_mount
 from sqlaqueue.web.data.reader import problem_text
 from sqlaqueue.web.database import Database
-from sqlaqueue.web.jobs import job, job_json, jobs
+from sqlaqueue.web.jobs import job, jobs
 from sqlaqueue.web.queues import claim, health, overview, queue, schedules, workers
 from sqlaqueue.web.rendering import shared_renderer
 from sqlaqueue.web.security import AS_IT_IS, check_host, check_origin, secured
@@ -299,10 +299,17 @@ GET: dict[str, Page] = {
     "events": events,
     "jobs": jobs,
     "job": job,
-    "job_json": job_json,
     "edit": edit,
     "enqueue": enqueue,
     "confirm": confirm,
+    "export": api.export,
+    "api_queues": api.queues,
+    "api_queue": api.one_queue,
+    "api_jobs": api.jobs,
+    "api_job": api.job,
+    "api_consumers": api.consumers,
+    "api_schedules": api.schedules,
+    "api_findings": api.findings,
 }
 
 POST: dict[str, Page] = {
@@ -476,7 +483,10 @@ class Dashboard:
     def _error_response(self, request: Request, error: errors.PageError) -> Response:
         # Without access: the page of an error names no queue.
         context = self._context(request, Access(read=False))
-        response = context.render("error.html", status=error.status, error=error)
+        if path_below_mount(request.scope).startswith("/api/"):
+            response = api.error_answer(error.status, error.text, error.advice)
+        else:
+            response = context.render("error.html", status=error.status, error=error)
         if error.status in {errors.ServiceUnavailable.status, errors.TooManyWindows.status}:
             response.headers["Retry-After"] = "5"
         if error.status in _LEAVE_THE_BODY and str(request.scope.get("http_version", "")).startswith("1"):

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import functools
-import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import Any
 
@@ -22,7 +21,7 @@ from sqlaqueue.web.actions import LABELS, count_text
 from sqlaqueue.web.context import PageContext
 from sqlaqueue.web.data.bulk import APPLIES_TO, BulkAction
 from sqlaqueue.web.data.job import JobLife, ShownValue, events_of, read_life
-from sqlaqueue.web.data.job_columns import OTHER, JobColumn, JobColumns, indented, parse_exact
+from sqlaqueue.web.data.job_columns import OTHER, JobColumn, JobColumns, indented
 from sqlaqueue.web.data.job_filters import OF_STATE, OPERATORS, Condition, JobsWanted, filterable, parameter_of
 from sqlaqueue.web.data.job_pages import (
     Count,
@@ -55,6 +54,9 @@ _NAMES = {"": "is", "min": "from", "max": "to", "starts": "starts with", "null":
 """What the fields of the filter are called, by their operators."""
 
 _SIGNS = {"": "=", "min": "≥", "max": "≤", "starts": "starts with"}
+
+MOST_EXPORTED = 10_000
+"""How many jobs a list is exported with at most."""
 
 ACTIONS: dict[str | None, tuple[Action, ...]] = {
     None: ("requeue", "cancel", "purge"),
@@ -212,6 +214,11 @@ class ListView:
     def job_url(self, page: JobPage, job: JobRow) -> str:
         return job_url(self.context, job.key, Place(self.request, page.cursor_of(job)))
 
+    def export_url(self, form: str) -> str:
+        """Return the URL of the list as a file, from the first job of this page on if it is read forwards."""
+        query = [pair for pair in self.request.with_place() if pair[0] != "before"]
+        return self.context.url("export", queue=self.context.queue, form=form, query=query)
+
     def page_url(self, name: str, cursor: str | None) -> str | None:
         return None if cursor is None else self.url([*self.request.parameters(), (name, cursor)])
 
@@ -323,6 +330,7 @@ async def jobs(context: PageContext) -> Response:
         problem_of_page=found.problem,
         problem_of_counts=counts.problem,
         empty_text=EMPTY[request.wanted.listed],
+        most_exported=f"{MOST_EXPORTED:,}",
         size_text=size_text,
         rescue_seconds=round(RESCUE),
     )
@@ -367,7 +375,7 @@ async def job(context: PageContext) -> Response:
         read = functools.partial(_read_page, place=place)
         life, waits, beside = await context.database.read(read, columns_in(context), key, seen, read_only=False)
     if life is None:
-        raise _no_job(context, key)
+        raise no_job(context, key)
     values = _values(life)
     error = next((each for each in values if each.column.role == "last_error" and each.text), None)
     shown = [each for each in values if each.column.role is not None and each is not error]
@@ -398,7 +406,7 @@ async def job(context: PageContext) -> Response:
     )
 
 
-def _no_job(context: PageContext, key: str) -> NotFound:
+def no_job(context: PageContext, key: str) -> NotFound:
     return NotFound(
         f"There is no job {key[:200]} in {context.queue.name}.",
         "It was never enqueued, the transaction that inserts it is not committed, or it was deleted.",
@@ -407,46 +415,6 @@ def _no_job(context: PageContext, key: str) -> NotFound:
 
 def _is_empty(value: ShownValue) -> bool:
     return value.text is None and not value.size and not value.column.is_redacted
-
-
-async def job_json(context: PageContext) -> Response:
-    """Return what the page of a job shows as JSON: to be copied, as into a report."""
-    key = key_in(context, context.request.query_params.get("key"))
-    with bad_parameters():
-        life = await context.database.read(read_life, columns_in(context), key, read_only=False)
-    if life is None:
-        raise _no_job(context, key)
-    values = _values(life)
-    attempts = [
-        {name: value.isoformat() if isinstance(value, datetime) else value for name, value in asdict(each).items()}
-        for each in life.attempts.value or ()
-    ]
-    content = {
-        "queue": context.queue.name,
-        "key": life.key,
-        "state": life.state,
-        "columns": {each.column.name: _as_json(each) for each in values if not each.column.is_redacted},
-        "redacted": [each.column.name for each in values if each.column.is_redacted],
-        "cut": [each.column.name for each in values if each.size],
-        "attempts": attempts,
-    }
-    return Response(json.dumps(content, ensure_ascii=False, indent=2, default=str), media_type="application/json")
-
-
-def _as_json(value: ShownValue) -> Any:
-    text, is_whole = value.text, not value.size
-    if text is None:
-        return None
-    if value.column.kind == "integer":
-        return int(text)
-    if value.column.kind == "boolean" and text in {"true", "false"}:
-        return text == "true"
-    if isinstance(value.column.stored_type, sa.JSON) and is_whole:
-        try:
-            return parse_exact(text)
-        except (ValueError, RecursionError):
-            return text
-    return text
 
 
 def _read_page(

@@ -81,9 +81,13 @@ def is_nothing(pairs: Pairs) -> bool:
 
 def in_words(chosen: Selection) -> dict[str, object]:
     if isinstance(chosen, ByFilter):
-        # Quoted, so that a value cannot read as a further condition.
-        return {"filter": urlencode(chosen.wanted.parameters(), quote_via=quote, safe=" :@,/") or "all jobs"}
+        return {"filter": filter_text(chosen.wanted)}
     return {"keys": list(chosen.keys)}
+
+
+def filter_text(wanted: JobsWanted) -> str:
+    # Quoted, so that a value cannot read as a further condition.
+    return urlencode(wanted.parameters(), quote_via=quote, safe=" :@,/") or "all jobs"
 
 
 def _moment(text: str) -> datetime:

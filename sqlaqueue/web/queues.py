@@ -114,7 +114,7 @@ async def health(context: PageContext) -> Response:
         raise BadRequest(f"deep={given[:100]}: this is neither 0 nor 1.", "Use deep=1 to read all jobs as well.")
     is_deep = given == "1"
     found = await examined(context, is_deep=is_deep)
-    findings = [_shown(context, finding) for finding in found.value]
+    findings = [shown_finding(context, finding) for finding in found.value]
     failed = await _failed_jobs(context, is_deep=is_deep)
     groups = groups_of(findings)
     return context.render(
@@ -200,7 +200,7 @@ UNCLAIMABLE = "unclaimable_jobs"
 """The code of the finding that names jobs."""
 
 
-def _shown(context: PageContext, finding: Finding) -> Finding:
+def shown_finding(context: PageContext, finding: Finding) -> Finding:
     """Return a finding as it is shown: with repairs that can be pasted, and without errors where they are redacted."""
     fixes = tuple(fix for fix in finding.fixes if PLACEHOLDER not in fix)
     if len(fixes) < len(finding.fixes):
@@ -274,6 +274,17 @@ class Worker:
 
 
 async def workers(context: PageContext) -> Response:
+    found, problems = await workers_of(context)
+    return context.render(
+        "workers.html",
+        alive=[each for each in found if each.row.is_alive],
+        dead=[each for each in found if not each.row.is_alive],
+        problems=problems,
+    )
+
+
+async def workers_of(context: PageContext) -> tuple[list[Worker], list[str]]:
+    """Return the Consumers of the queues that the user sees, and what cannot be read."""
     found: list[Worker] = []
     problems: list[str] = []
     # Each in a session of its own: a queue that waits for a lock does not delay the others.
@@ -281,12 +292,7 @@ async def workers(context: PageContext) -> Response:
         for queue in context.queues:
             group.start_soon(_read_workers, context, queue, found, problems)
     found.sort(key=lambda each: (each.row.host, each.row.pid, each.queue.name))
-    return context.render(
-        "workers.html",
-        alive=[each for each in found if each.row.is_alive],
-        dead=[each for each in found if not each.row.is_alive],
-        problems=list(dict.fromkeys(problems)),
-    )
+    return found, list(dict.fromkeys(problems))
 
 
 async def _read_workers(context: PageContext, queue: Queue, found: list[Worker], problems: list[str]) -> None:
@@ -347,6 +353,11 @@ async def schedules_of(context: PageContext) -> tuple[list[ScheduleInfo], list[s
     return found, problems
 
 
+def schedule_texts(context: PageContext, schedule: ScheduleInfo) -> tuple[Mapping[str, str], str]:
+    """Return the values that a schedule gives its jobs, and its error, as far as they are not redacted."""
+    return _values(context, schedule), _error(context, schedule)
+
+
 def _values(context: PageContext, schedule: ScheduleInfo) -> Mapping[str, str]:
     """Return the values that a schedule gives its jobs, without those of redacted columns."""
     spec = context.settings.queues[schedule.queue].spec
@@ -382,14 +393,10 @@ class Row:
 
 
 async def overview(context: PageContext) -> Response:
-    found: dict[str, Part[data.QueueOverview]] = {}
-    # Each in a session of its own: a queue that waits for a lock does not delay the others.
     async with anyio.create_task_group() as group:
         if context.attention.needs_schedules:
             group.start_soon(_read_schedules, context)
-        for queue in context.queues:
-            group.start_soon(_read_one, context, queue, found)
-    rows = [_row(context, queue, found[queue.name]) for queue in context.queues]
+        rows = await rows_of(context, context.queues)
     blocked = [row for row in rows if row.blockers]
     response = context.render(
         "overview.html",
@@ -407,6 +414,15 @@ async def overview(context: PageContext) -> Response:
         # After the page was sent: it takes longer than the page, which shows the last result.
         response.background = BackgroundTask(_refresh_findings, context)
     return response
+
+
+async def rows_of(context: PageContext, queues: Sequence[Queue]) -> list[Row]:
+    found: dict[str, Part[data.QueueOverview]] = {}
+    # Each in a session of its own: a queue that waits for a lock does not delay the others.
+    async with anyio.create_task_group() as group:
+        for queue in queues:
+            group.start_soon(_read_one, context, queue, found)
+    return [_row(context, queue, found[queue.name]) for queue in queues]
 
 
 def _row(context: PageContext, queue: Queue, part: Part[data.QueueOverview]) -> Row:

@@ -142,5 +142,5 @@ async def test_a_job_as_json(engine: sa.Engine, queues: Queues, client_of: Any) 
         assert found["columns"]["last_error"] == ERROR
         assert (found["state"], found["redacted"], found["cut"]) == ("failed", ["recipient"], [])
         assert [each["outcome"] for each in found["attempts"]] == ["failed"]
-        assert (await browser.get("/queues/email/job.json?key=99")).status_code == 404
-        assert (await browser.get("/queues/email/job.json?key=x")).status_code == 400
+        assert (await browser.get("/api/queues/email/job?key=99")).status_code == 404
+        assert (await browser.get("/api/queues/email/job?key=x")).status_code == 400

@@ -21,7 +21,17 @@ from sqlaqueue.sql.engine import sqlstate
 from sqlaqueue.web.data.job_columns import JobColumn, JobColumns, kind_of_type, states_of
 from sqlaqueue.web.data.job_filters import JobsWanted, lists_of, parse_filter, typed_as
 from sqlaqueue.web.data.job_sources import JobOrder, OrderColumn, Orders, Source, orders_of, source_of
-from sqlaqueue.web.data.job_windows import WINDOW, FoundJobs, JobReader, JobRow, Results, Texts, Windows, clauses_of
+from sqlaqueue.web.data.job_windows import (
+    SHOWN,
+    WINDOW,
+    FoundJobs,
+    JobReader,
+    JobRow,
+    Results,
+    Texts,
+    Windows,
+    clauses_of,
+)
 from sqlaqueue.web.data.reader import ParameterError
 
 LONGEST = 8000
@@ -197,11 +207,13 @@ def parse_request(columns: JobColumns, parameters: Iterable[tuple[str, str]]) ->
     return ListRequest(wanted, own.get("columns"), own.get("sort"), own.get("after"), own.get("before"))
 
 
-def read_page(session: Session, request: ListRequest, size: int = PAGE) -> JobPage:
+def read_page(session: Session, request: ListRequest, size: int = PAGE, longest: int = SHOWN) -> JobPage:
     """Return a page of a list of jobs.
 
     It changes settings of the planner, until the transaction ends.
 
+    :param size: the number of jobs.
+    :param longest: the number of characters of a value, after which it is cut.
     :raises ParameterError: if the order is not offered, the cursor is malformed, or the database refuses a value.
     """
     wanted = request.wanted
@@ -210,7 +222,7 @@ def read_page(session: Session, request: ListRequest, size: int = PAGE) -> JobPa
     source = source_of(wanted.columns, wanted)
     parts = source.parts()
     orders = orders_of(session, source, parts)
-    reader = JobReader(session, Windows(source, parts, Results(shown)), orders)
+    reader = JobReader(session, Windows(source, parts, Results(shown, longest)), orders)
     order, sorts = _order(reader, request)
     backwards = request.before is not None
     parameter = "before" if backwards else "after"

@@ -68,6 +68,8 @@ class Results:
     """The columns that a list shows, in a statement and in its rows."""
 
     shown: Sequence[JobColumn]
+    longest: int = SHOWN
+    """The number of characters of a value, after which it is cut."""
 
     def columns(self, jobs: Exposed, position: Sequence[sa.ColumnElement[Any]]) -> list[sa.ColumnElement[Any]]:
         found: list[sa.ColumnElement[Any]] = [jobs.state.label("state")]
@@ -77,7 +79,7 @@ class Results:
             if column.is_redacted or column.kind == "state":
                 continue
             value = jobs.values[column.name]
-            found.append(shown_text(value, column.form, SHOWN + 1).label(f"text_{number}"))
+            found.append(shown_text(value, column.form, self.longest + 1).label(f"text_{number}"))
             if column.form == "large":
                 found.append(stored_size(value).label(f"size_{number}"))
         return found
@@ -97,11 +99,11 @@ class Results:
         size: int | None = getattr(row, f"size_{number}", None) if text is None else None
         if text is None:
             return Cell(column, None, size=size, is_cut=size is not None)
-        if column.role == "last_error":
+        if column.role == "last_error" and self.longest == SHOWN:
             # Its traceback is shown on the job's page.
             line = text.partition("\n")[0][:SHOWN]
             return Cell(column, line, is_cut=len(line) < len(text))
-        return Cell(column, text[:SHOWN], is_cut=len(text) > SHOWN)
+        return Cell(column, text[: self.longest], is_cut=len(text) > self.longest)
 
 
 def _exact(value: sa.ColumnElement[Any]) -> sa.ColumnElement[str]:

@@ -8,6 +8,8 @@
 //   data-ago              in a <time datetime>: how long ago that is
 //   data-zone="NAME"      shows the zone of all times; data-own-zone: a hidden button that chooses that of the browser
 //   data-zone-cookie="NAME" and data-root="URL" on <body>: the cookie with the zone, and the first page
+//   data-badge="URL"      on the icon: the findings of the doctor, which a tab in the background reads every minute;
+//                         data-plain="URL" and data-critical="URL": the icon without and with critical ones
 //   data-filter           the field that / focuses
 //   data-go="KEY"         a link that g and this key follow
 //   data-select-all       a checkbox for all checkboxes of its table
@@ -235,6 +237,8 @@
   }
 
   function show(page) {
+    const number = /^\((\d+)\) /.exec(page.title);
+    showBadge(number ? Number(number[1]) : 0);
     for (const section of sectionsOf(document)) {
       const fresh = page.getElementById(section.id);
       if (!fresh) continue;
@@ -247,6 +251,32 @@
     showTimes();
     showSelection();
   }
+
+  // -- the badge: how many findings are critical, on the tab ---------------------------------------------------------
+
+  const BADGE_EVERY = 60000;
+  const icon = document.querySelector("link[data-badge]");
+
+  function showBadge(number) {
+    if (!icon) return;
+    document.title = (number ? `(${number}) ` : "") + document.title.replace(/^\(\d+\) /, "");
+    icon.setAttribute("href", number ? icon.dataset.critical : icon.dataset.plain);
+  }
+
+  // A tab in the background reads its page no more, and is where somebody sees a badge.
+  async function readBadge() {
+    if (!document.hidden || isPaused) return;
+    try {
+      const response = await fetch(icon.dataset.badge, { redirect: "manual", cache: "no-store" });
+      if (!response.ok) return;
+      const { findings } = await response.json();
+      showBadge(findings.filter((each) => each.severity === "critical").length);
+    } catch {
+      // The database or the server does not answer: the next minute tells.
+    }
+  }
+
+  if (icon) setInterval(readBadge, BADGE_EVERY);
 
   // -- events --------------------------------------------------------------------------------------------------------
 

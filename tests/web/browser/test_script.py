@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from starlette.applications import Starlette
 from starlette.requests import Request
-from starlette.responses import FileResponse, HTMLResponse, Response, StreamingResponse
+from starlette.responses import FileResponse, HTMLResponse, JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
 import sqlaqueue.web
@@ -19,7 +19,8 @@ from tests.web.browser.conftest import View, Windows
 from tests.web.conftest import serving
 
 SCRIPT = Path(sqlaqueue.web.__file__).parent / "static" / "dashboard.js"
-PAGE = """<!doctype html><html lang="en"><head><meta charset="utf-8"><title>Script</title>
+PAGE = """<!doctype html><html lang="en"><head><meta charset="utf-8"><title>{badge}Script</title>
+<link rel="icon" href="plain.svg" data-badge="findings" data-plain="plain.svg" data-critical="critical.svg">
 <script src="dashboard.js" defer></script></head>
 <body data-events="events"><header><span id="live-status" role="status" aria-live="polite"></span>
 <a href="./?page=overview" data-go="o">Overview</a></header><main>
@@ -45,6 +46,7 @@ class ScriptPage:
         self.root = ""
         self.number, self.ago, self.rows, self.classes = 1, 1, [1, 2, 3, 4], ""
         self.status, self.stream_status = 200, 200
+        self.critical, self.badge = 0, ""
         self.pages = self.streams = self.open_streams = 0
         self._events: list[asyncio.Event] = []
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -54,7 +56,9 @@ class ScriptPage:
                 Route("/", self._page),
                 Route("/dashboard.js", self._script),
                 Route("/events", self._stream),
-                Route("/favicon.ico", self._icon),
+                Route("/plain.svg", self._icon),
+                Route("/critical.svg", self._icon),
+                Route("/findings", self._findings),
             ]
         )
 
@@ -76,7 +80,7 @@ class ScriptPage:
     async def _page(self, _: Request) -> Response:
         self.pages += 1
         rows = "".join(map(ROW.format, self.rows))
-        html = PAGE.format(number=self.number, ago=self.ago, rows=rows, classes=self.classes)
+        html = PAGE.format(number=self.number, ago=self.ago, rows=rows, classes=self.classes, badge=self.badge)
         return HTMLResponse(html, status_code=self.status, headers=SECURITY_HEADERS)
 
     async def _script(self, _: Request) -> Response:
@@ -84,6 +88,10 @@ class ScriptPage:
 
     async def _icon(self, _: Request) -> Response:
         return Response(status_code=204)
+
+    async def _findings(self, _: Request) -> Response:
+        severities = ["warning", *["critical"] * self.critical]
+        return JSONResponse({"findings": [{"severity": each} for each in severities]}, headers=SECURITY_HEADERS)
 
     async def _stream(self, _: Request) -> Response:
         self.streams += 1
@@ -245,16 +253,36 @@ def test_it_stops_where_there_is_nothing_to_follow(script: ScriptPage, view: Vie
     assert view.text("#number") == "1"
 
 
+HIDE = """hidden => {
+    Object.defineProperty(document, 'hidden', { value: hidden, configurable: true });
+    document.dispatchEvent(new Event('visibilitychange'));
+}"""
+BADGE = "() => [document.title, document.querySelector('link[data-badge]').getAttribute('href')]"
+
+
+def test_a_tab_shows_how_many_findings_are_critical(script: ScriptPage, view: View) -> None:
+    """Those of its page; in the background, where it reads no page, those that it asks for every minute."""
+    view.page.clock.install()
+    view.page.reload()
+    shows(view, 1)
+    assert view.run(BADGE) == ["Script", "plain.svg"]
+    script.change(number=2, badge="(1) ")
+    shows(view, 2)
+    assert view.run(BADGE) == ["(1) Script", "critical.svg"]
+    view.run(HIDE, argument=True)
+    for critical, title, icon in [(3, "(3) Script", "critical.svg"), (0, "Script", "plain.svg")]:
+        script.critical = critical
+        view.page.clock.fast_forward(60_000)
+        view.wait_for("title => document.title === title", title)
+        assert view.run(BADGE) == [title, icon]
+
+
 def test_it_rests_while_nobody_looks(script: ScriptPage, view: View) -> None:
-    hide = """hidden => {
-        Object.defineProperty(document, 'hidden', { value: hidden, configurable: true });
-        document.dispatchEvent(new Event('visibilitychange'));
-    }"""
-    view.run(hide, argument=True)
+    view.run(HIDE, argument=True)
     wait_until(lambda: script.open_streams == 0, view)
     pages = script.pages
     script.number = 2
-    view.run(hide, argument=False)
+    view.run(HIDE, argument=False)
     shows(view, 2)
     assert script.pages == pages + 1
 

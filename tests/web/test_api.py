@@ -98,6 +98,12 @@ async def test_findings(client_of: Any, queues: Queues, engine: sa.Engine) -> No
     (missing,) = (each for each in found["findings"] if each["code"] == "missing_index")
     assert (missing["severity"], missing["queue"]) == ("warning", "email")
     assert missing["fixes"]
+    add(engine, queues.Email(recipient="ada"))
+    heartbeat(engine, unclaimable=[{"failures": 8, "seconds": 5, "error": "the secret is 5"}])
+    for redact, shows in ((), True), (["last_error"], False):
+        found = await answer_of(client_of, "findings", redact=redact)
+        assert "claims_fail" in {each["code"] for each in found["findings"]}
+        assert ("the secret is 5" in str(found)) is shows
 
 
 async def test_jobs_page_by_page(client_of: Any, queues: Queues, engine: sa.Engine) -> None:
@@ -187,6 +193,9 @@ async def test_a_list_as_json(
     add(engine, *(queues.Email(recipient="x" * 300, payload={"n": n}) for n in range(5)))
     found = json.loads(await exported(client_of, "JSON /queues/email/jobs?sort=id&columns=recipient,payload"))
     assert [each["columns"] for each in found] == [{"recipient": "x" * 300, "payload": {"n": n}} for n in range(5)]
+    execute(engine, "UPDATE email SET status = 'failed', last_error = 'ValueError: x\nTraceback'")
+    found = json.loads(await exported(client_of, "JSON /queues/email/jobs?sort=id&columns=last_error"))
+    assert found[0]["columns"]["last_error"] == "ValueError: x\nTraceback"
     monkeypatch.setattr(api, "_LONGEST", 250)
     found = json.loads(await exported(client_of, "JSON /queues/email/jobs?sort=id&columns=recipient"))
     assert (len(found[0]["columns"]["recipient"]), found[0]["cut"]) == (250, ["recipient"])

@@ -346,6 +346,34 @@ def test_trigger_of_the_application_may_refuse(engine: sa.Engine, letters: Any) 
     assert "not on a sunday" in edited.form.problem
 
 
+def test_words_of_triggers_and_events_are_hidden_beside_redacted_columns(
+    engine: sa.Engine, letters: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    @event.listens_for(letters, "before_update")
+    def tell(_: Any, __: Any, letter: Letter) -> None:
+        if letter.weight == 3:
+            message = f"the listener has seen {letter.upper}"
+            raise ValueError(message)
+
+    execute(
+        engine,
+        "CREATE FUNCTION tell() RETURNS trigger LANGUAGE plpgsql AS "
+        "$$ BEGIN RAISE EXCEPTION 'the trigger has seen %', NEW.upper; END $$; "
+        "CREATE TRIGGER tell BEFORE UPDATE ON letter FOR EACH ROW EXECUTE FUNCTION tell()",
+    )
+    add(engine, letters(id=2, upper="HIDDEN"))
+    try:
+        for weight, what in (("2", "A trigger refused the values"), ("3", "It was refused: ValueError")):
+            assert "has seen hidden" in edit(engine, letters, {"weight": weight}, key="2").form.problem.lower()
+            caplog.clear()
+            problem = edit(engine, letters, {"weight": weight}, key="2", redact=("upper",)).form.problem
+            assert problem.startswith(f"{what}. Its text is hidden")
+            assert "hidden" in caplog.text.lower()
+            assert "has seen" in caplog.text
+    finally:
+        event.remove(letters, "before_update", tell)
+
+
 def test_types_that_convert(engine: sa.Engine, letters: Any) -> None:
     add(engine, letters(id=2, upper="ABC", price=(5, "EUR")))
     form = form_of(engine, letters, "2")

@@ -18,6 +18,8 @@ from sqlalchemy.orm import Mapper, Session, attributes, defer, lazyload
 from sqlaqueue.admin.changes import requeue_some
 from sqlaqueue.admin.jobs import JobFilter
 from sqlaqueue.consumer.core.errors import is_connection_lost, is_duplicate, is_lock_or_timeout
+from sqlaqueue.log import fields as log_fields
+from sqlaqueue.log import logger
 from sqlaqueue.queue.names import DEAD_LETTER
 from sqlaqueue.queue.options import FINISHED
 from sqlaqueue.queue.run import key_text
@@ -26,6 +28,7 @@ from sqlaqueue.sql.engine import sqlstate, violated_constraint
 from sqlaqueue.sql.portable import clock
 from sqlaqueue.strategies.delete_row import letters, stored_columns
 from sqlaqueue.strategies.existing_messages import ExistingMessages
+from sqlaqueue.texts import printable
 from sqlaqueue.web.data.edit_fields import EditableField, WrongValue, field_text, field_value, fields_of, violation_of
 from sqlaqueue.web.data.job import StoredJob, has_key, letter_of, read_job
 from sqlaqueue.web.data.job_columns import JobColumn, JobColumns
@@ -205,7 +208,7 @@ def _insert_copy(session: Session, columns: JobColumns, key: str, attempt: _Atte
     if attempt.errors:
         return _wrong(columns, attempt)
     new_key = ""
-    with _refusals(spec, attempt, fields):
+    with _refusals(columns, attempt, fields):
         session.add(copied)
         session.flush()
         new_key = key_text([getattr(copied, mapper.get_property_by_column(each).key) for each in spec.keys])
@@ -262,7 +265,7 @@ def _write(
     back = requeue and job.state in FINISHED
     if not attempt.values and not back:
         return Edited("unchanged", _form(columns, job))
-    with _refusals(spec, attempt, fields):
+    with _refusals(columns, attempt, fields):
         if job.is_dead_letter:
             _insert_again(session, spec, instance, attempt, letter_of(columns, key))
         else:
@@ -420,25 +423,40 @@ def _insert_again(
 
 
 @contextmanager
-def _refusals(spec: QueueSpec, attempt: _Attempt, fields: Sequence[EditableField]) -> Iterator[None]:
+def _refusals(columns: JobColumns, attempt: _Attempt, fields: Sequence[EditableField]) -> Iterator[None]:
     """Turn an error of the database, or of the application's events, into a problem of the form or of its fields."""
+    spec = columns.spec
     try:
         yield
     except DBAPIError as error:
         if is_connection_lost(error):
             raise
-        columns, text = violation_of(error, spec) or ((), "")
-        of_fields = [each.name for each in fields if each.column.column in columns]
+        of_constraint, text = violation_of(error, spec) or ((), "")
+        of_fields = [each.name for each in fields if each.column.column in of_constraint]
         attempt.errors |= dict.fromkeys(of_fields, text)
         if not of_fields:
-            attempt.problem = _refusal(error, spec)
+            attempt.problem = _refusal(error, columns)
     except Exception as error:  # noqa: BLE001 - an event listener of the application may raise any error
         cause = error.orig if isinstance(error, StatementError) and error.orig is not None else error
-        attempt.problem = f"It was refused: {type(cause).__name__}: {cause}"
+        attempt.problem = _own_words(columns, f"It was refused: {type(cause).__name__}", str(cause))
 
 
-def _refusal(error: DBAPIError, spec: QueueSpec) -> str:
+def _own_words(columns: JobColumns, what: str, text: str) -> str:
+    """Return what the application says about a row; without its text, which may repeat any value, if one is hidden."""
+    if not any(each.is_redacted for each in columns.values()):
+        return f"{what}: {text}"
+    logger.warning(
+        "the dashboard has hidden why a row of the queue %s was refused, as it has redacted columns: %s",
+        columns.spec.name,
+        printable(text),
+        extra=log_fields("dashboard_error", queue=columns.spec.name),
+    )
+    return f"{what}. Its text is hidden, as it may repeat a redacted value; the log of the server has it."
+
+
+def _refusal(error: DBAPIError, columns: JobColumns) -> str:
     """Return why the database refused a row, without its own text: that repeats values, which may be redacted."""
+    spec = columns.spec
     if is_duplicate(error, spec):
         return "It would have a duplicate: another job has the same values of the unique columns."
     constraint = violated_constraint(error)
@@ -446,7 +464,7 @@ def _refusal(error: DBAPIError, spec: QueueSpec) -> str:
         return f"The database refused the values: they violate {constraint}."
     state = sqlstate(error)
     if state == _RAISED:
-        return f"A trigger refused the values: {str(error.orig).splitlines()[0]}"
+        return _own_words(columns, "A trigger refused the values", str(error.orig).splitlines()[0])
     if is_lock_or_timeout(error):
         return "It took too long to write the values, since another transaction has locked something. Try again."
     return f"The database refused the values (SQLSTATE {state})."

@@ -374,6 +374,28 @@ def test_words_of_triggers_and_events_are_hidden_beside_redacted_columns(
         event.remove(letters, "before_update", tell)
 
 
+async def test_a_number_that_only_a_float_would_take_as_infinite_is_refused(client_of: Any, engine: sa.Engine) -> None:
+    class Ratio(QueueMixin, new_base()):
+        __tablename__ = "ratio"
+        __queue__ = QueueConfig()
+        id: Mapped[int] = mapped_column(primary_key=True)
+        value: Mapped[float] = mapped_column(sa.Float, index=True)
+        note: Mapped[str | None]
+
+    created(engine, Ratio)
+    add(engine, Ratio(id=1, value=float("inf")), Ratio(id=2, value=float("nan")), Ratio(id=3, value=1.0))
+    for wrong in ("1e400", "-1e400", "9" * 400, "inf", "nan"):
+        assert list(errors(edit(engine, Ratio, {"value": wrong}, key="3"))) == ["value"], wrong
+    assert edit(engine, Ratio, {"value": "1e308"}, key="3").outcome == "saved"
+    # One that is there already stays as it is, and no page fails for it.
+    text = texts(form_of(engine, Ratio))["value"]
+    assert edit(engine, Ratio, {"value": text, "note": "x"}).columns == ["note"]
+    assert loaded(engine, Ratio).value == float("inf")
+    async with client_of(Ratio) as browser:
+        for path in ("jobs?sort=-value", "jobs?f.value.min=5", "job?key=1", "job.json?key=2", "edit?key=1"):
+            assert (await browser.get(f"/queues/ratio/{path}")).status_code == 200, path
+
+
 def test_types_that_convert(engine: sa.Engine, letters: Any) -> None:
     add(engine, letters(id=2, upper="ABC", price=(5, "EUR")))
     form = form_of(engine, letters, "2")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 import uuid
 from collections.abc import Callable, Iterable, Sequence
@@ -242,7 +243,7 @@ def _number(type_: Any, text: str) -> Decimal | float:
     if not number.is_finite() or "_" in text or len(text) > 1000:  # noqa: PLR2004 - more digits than a form needs
         raise WrongValue("Write a number, such as 12.50.")
     if isinstance(type_, sa.Float) or not type_.asdecimal:
-        return float(number)
+        return _float(number)
     decimals = -int(number.normalize().as_tuple().exponent)
     if type_.precision is not None:
         scale = type_.scale or 0
@@ -251,6 +252,13 @@ def _number(type_: Any, text: str) -> Decimal | float:
         if number and number.adjusted() >= type_.precision - scale:
             raise WrongValue(f"Use at most {type_.precision - scale} digits before the point.")
     return number
+
+
+def _float(number: Decimal) -> float:
+    value = float(number)
+    if math.isinf(value):
+        raise WrongValue("This number is too large for the column.")
+    return value
 
 
 def _boolean(_: Any, text: str) -> bool:

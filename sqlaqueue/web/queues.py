@@ -55,7 +55,8 @@ async def claim(context: PageContext) -> Response:
     measured = await shared_result(context.state, ("claim", shown.name), CLAIM_SHARED_FOR, measure)
 
     def read_server(session: Session) -> tuple[Part[Sequence[data.QueueTable]], Part[data.Horizon]]:
-        return attempt_part(session, data.read_tables, shown.spec), attempt_part(session, data.read_horizon, shown.spec)
+        horizon = functools.partial(data.read_horizon, names_holders=context.access.sees_all)
+        return attempt_part(session, data.read_tables, shown.spec), attempt_part(session, horizon, shown.spec)
 
     tables, horizon = await context.database.read(read_server)
     return context.render(
@@ -200,8 +201,36 @@ UNCLAIMABLE = "unclaimable_jobs"
 """The code of the finding that names jobs."""
 
 
+_OF_OTHERS: dict[str, str] = {
+    "idle_in_transaction": "A session that is idle in a transaction keeps dead rows.",
+    "long_transaction": "A session with a long transaction keeps dead rows.",
+    "prepared_transaction": "A prepared transaction keeps dead rows.",
+    "replication_slot": "A replication slot keeps dead rows.",
+    "standby_feedback": "A standby keeps dead rows.",
+    "hidden_sessions": "The role of the dashboard may not see what some sessions of other roles do.",
+    "notification_queue_full": "The server's notification queue is nearly full.",
+    "blocked_table": "A session has locked a table of this queue, and others wait for it.",
+}
+"""The findings that name sessions, with what they say to readers who do not see all queues."""
+
+_ASK = "Which one is shown only to readers who see all queues."
+
+
+def _without_sessions(finding: Finding) -> Finding:
+    """Return a finding without the sessions of other applications, and without the commands that end them."""
+    return replace(
+        finding,
+        summary=_OF_OTHERS[finding.code],
+        consequence=f"{finding.consequence} {_ASK}".strip(),
+        fixes=(),
+        facts={},
+    )
+
+
 def shown_finding(context: PageContext, finding: Finding) -> Finding:
-    """Return a finding as it is shown: with repairs that can be pasted, and without errors where they are redacted."""
+    """Return a finding as it is shown: with repairs that can be pasted, and without what the reader may not see."""
+    if finding.code in _OF_OTHERS and not context.access.sees_all:
+        return _without_sessions(finding)
     fixes = tuple(fix for fix in finding.fixes if PLACEHOLDER not in fix)
     if len(fixes) < len(finding.fixes):
         of_worker = any(fix.startswith("sqlaqueue worker ") for fix in finding.fixes if fix not in fixes)

@@ -237,6 +237,11 @@ class Access:
         if not isinstance(given_user, str):
             raise ConfigurationError(f"Access(user={given_user!r}): give the name of the user as a text, for the audit")
 
+    @property
+    def sees_all(self) -> bool:
+        """Whether the user sees all queues, and so what other sessions of their database do."""
+        return self.read is True
+
     def reads(self, queue: str) -> bool:
         """Return whether the user sees a queue."""
         return self.read if isinstance(self.read, bool) else queue in set(map(_name, self.read))

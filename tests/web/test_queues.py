@@ -1,6 +1,7 @@
 """All queues at a glance, the page of one queue, and the plan of its claims."""
 
 import asyncio
+import functools
 import html
 import re
 from datetime import timedelta
@@ -11,7 +12,7 @@ import sqlalchemy as sa
 from sqlalchemy.orm import Session
 
 from sqlaqueue import ConcurrencyLimit, Schedule, claim
-from sqlaqueue.admin import Finding, QueueAdmin, ScheduleAdmin
+from sqlaqueue.admin import Finding, QueueAdmin, ScheduleAdmin, Thresholds, doctor
 from sqlaqueue.mapping.mixin import spec_of
 from sqlaqueue.queue.run import key_text
 from sqlaqueue.web import Access
@@ -596,6 +597,32 @@ async def test_who_keeps_dead_rows_is_named_without_statements(engine: sa.Engine
     assert horizon.holders[0].since is not None
     assert f"Session {pid} (role postgres" in page
     assert "the secret" not in page
+
+
+async def test_a_reader_of_one_queue_does_not_learn_whose_sessions_there_are(
+    engine: sa.Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    setup = Setup.of(engine, "update_status", unique=None)
+    at_once = functools.partial(doctor, thresholds=Thresholds(transaction_open=timedelta(0)))
+    monkeypatch.setattr(health_page, "doctor", at_once)
+
+    async def pages(*, read: Any) -> str:
+        async with ask(engine, setup.model, access=lambda _: Access(read=read)) as browser:
+            return html.unescape(
+                "".join([(await browser.get(f"/{path}")).text for path in ("queues/job/claim", "health")])
+            )
+
+    other = sa.create_engine(engine.url, connect_args={"application_name": "of another application"})
+    with other.connect() as connection:
+        connection.exec_driver_sql("SELECT pg_current_xact_id()")
+        pid = connection.exec_driver_sql("SELECT pg_backend_pid()").scalar_one()
+        everything, one = await pages(read=True), await pages(read=["job"])
+    other.dispose()
+    for text in ("of another application", f"Session {pid}", f"pg_terminate_backend({pid})", "role postgres"):
+        assert text in everything, text
+        assert text not in one, text
+    assert "A session that is idle in a transaction keeps dead rows." in one
+    assert '<th scope="row">A session' in one
 
 
 def test_tables_of_messages_and_the_history_are_read(engine: sa.Engine) -> None:

@@ -361,14 +361,31 @@ def read_tables(session: Session, spec: QueueSpec) -> list[QueueTable]:
     return found
 
 
-def read_horizon(session: Session, spec: QueueSpec) -> Horizon:
-    """Return what keeps dead rows of the queue's database, without the text of any statement."""
+def read_horizon(session: Session, spec: QueueSpec, *, names_holders: bool = True) -> Horizon:
+    """Return what keeps dead rows of the queue's database, without the text of any statement.
+
+    :param names_holders: whether it says which they are. They may be of applications of which the reader sees nothing.
+    """
     connection = session.connection(bind_arguments=bind_arguments(spec.model))
     holders = horizon_holders(connection)
-    return Horizon(holders=sorted(_holders(holders), key=lambda each: -each.age)[:_MOST], hidden=holders.hidden)
+    found = sorted(_named(holders) if names_holders else _unnamed(holders), key=lambda each: -each.age)
+    return Horizon(holders=found[:_MOST], hidden=holders.hidden if names_holders else 0)
 
 
-def _holders(holders: HorizonHolders) -> Iterator[Holder]:
+def _unnamed(holders: HorizonHolders) -> Iterator[Holder]:
+    kinds: Sequence[tuple[str, Iterable[Any]]] = (
+        ("A session", holders.sessions),
+        ("A prepared transaction", holders.prepared),
+        ("A replication slot", [slot for slot in holders.slots if slot.age is not None]),
+        ("A standby", holders.standbys),
+    )
+    for what, some in kinds:
+        for each in some:
+            since = getattr(each, "since", None) or getattr(each, "inactive_since", None)
+            yield Holder(what=what, doing=getattr(each, "state", None) or "", since=since, age=each.age)
+
+
+def _named(holders: HorizonHolders) -> Iterator[Holder]:
     for session in holders.sessions:
         yield Holder(what=describe_session(session), doing=session.state or "", since=session.since, age=session.age)
     for prepared in holders.prepared:

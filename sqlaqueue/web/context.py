@@ -18,7 +18,7 @@ from starlette.responses import HTMLResponse, RedirectResponse, Response
 
 from sqlaqueue.exc import StatementError
 from sqlaqueue.web.data.reader import ParameterError
-from sqlaqueue.web.database import Database, of_this_loop
+from sqlaqueue.web.database import Database, Reader, of_this_loop
 from sqlaqueue.web.errors import BadRequest, Forbidden, NotFound, PageError
 from sqlaqueue.web.rendering import SERVER, ZONE, ZONE_COOKIE, Renderer, Zone, notices_in, zone_of
 from sqlaqueue.web.security import FormData, read_form, write_audit
@@ -114,6 +114,11 @@ class PageContext:
     @property
     def user(self) -> str:
         return self.access.user
+
+    @property
+    def reader(self) -> Reader:
+        client = self.request.client
+        return ("user", self.user) if self.user else ("address", "" if client is None else client.host)
 
     @cached_property
     def zone(self) -> Zone:

@@ -35,7 +35,7 @@ from sqlaqueue.web import api, errors
 from sqlaqueue.web.actions import act_on_queue, act_on_schedule, act_on_worker, confirm, confirm_worker, edit, enqueue
 from sqlaqueue.web.context import PATHS, Page, PageContext, choose_zone, path_below_mount
 from sqlaqueue.web.data.reader import problem_text
-from sqlaqueue.web.database import Database
+from sqlaqueue.web.database import READER, Database, Reader
 from sqlaqueue.web.jobs import job, jobs
 from sqlaqueue.web.queues import claim, health, overview, queue, schedules, workers
 from sqlaqueue.web.rendering import shared_renderer
@@ -47,9 +47,6 @@ MOST_VIEWERS = 100
 
 MOST_OF_A_READER = 20
 """How many of them one reader has, so that no reader takes them all from the others."""
-
-Reader: TypeAlias = tuple[str, str]
-"""Who has a window: ``("user", name)``, or ``("address", host)`` if the application does not name its users."""
 
 _GATHER = 0.2
 """Seconds for which the notifications of a queue are gathered: a busy queue sends thousands in a second."""
@@ -263,10 +260,9 @@ async def events(context: PageContext) -> Response:
     """Return the events of the queues that the parameters ``queue`` name, or of all that the user sees."""
     by_loop: WeakKeyDictionary[asyncio.AbstractEventLoop, Broadcaster]
     by_loop = context.state.setdefault("broadcasters", WeakKeyDictionary())
-    loop, client = asyncio.get_running_loop(), context.request.client
+    loop, reader = asyncio.get_running_loop(), context.reader
     if loop not in by_loop:
         by_loop[loop] = Broadcaster(context.database)
-    reader: Reader = ("user", context.user) if context.user else ("address", "" if client is None else client.host)
     windows, advice = by_loop[loop].windows, "Close some, or reload this page now and then."
     if windows[reader] >= MOST_OF_A_READER:
         raise errors.TooManyWindows(f"{MOST_OF_A_READER} of your windows are kept up to date already.", advice)
@@ -422,7 +418,9 @@ class Dashboard:
                 if isinstance(access, Response):
                     request.scope[AS_IT_IS] = True
                     return access
-                response: Response = await page(self._context(request, access))
+                context = self._context(request, access)
+                READER.set(context.reader)
+                response: Response = await page(context)
             except HTTPException:
                 raise
             except errors.PageError as error:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
-from typing import Any, TypeVar
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from contextvars import ContextVar
+from typing import Any, TypeAlias, TypeVar
+from weakref import WeakValueDictionary
 
 import anyio
 import anyio.to_thread
@@ -33,6 +35,15 @@ WRITE_TIMEOUT = 30.0
 MOST_AT_ONCE = 4
 """The number of sessions that are used at the same time, however many users there are."""
 
+MOST_OF_A_READER = 3
+"""How many of them one reader uses, so that the pages of others do not wait behind statements that take long."""
+
+Reader: TypeAlias = tuple[str, str]
+"""Who reads: ``("user", name)``, or ``("address", host)`` if the application does not name its users."""
+
+READER: ContextVar[Reader] = ContextVar("sqlaqueue_dashboard_reader", default=("user", ""))
+"""That of the request that is being served."""
+
 _LONGEST_WAIT = 5.0
 
 _FAILURES_EXPECTED = 30.0
@@ -52,6 +63,9 @@ class Database:
         """Until when each part of a page is read in a savepoint, since one has failed lately."""
         # One for each event loop: a test, or a server with threads, may use several.
         self._limiter: RunVar[anyio.CapacityLimiter] = RunVar("sqlaqueue_dashboard_sessions")
+        # They live as long as somebody uses or waits for a session.
+        self._of_readers: RunVar[WeakValueDictionary[Reader, anyio.CapacityLimiter]]
+        self._of_readers = RunVar("sqlaqueue_dashboard_readers")
 
     async def read(
         self, operation: Callable[..., T], *args: Any, statement_timeout: float = READ_TIMEOUT, read_only: bool = True
@@ -98,27 +112,40 @@ class Database:
                 session.rollback()
 
     async def _run(self, run: Callable[..., T], *args: Any) -> T:
-        limiter = of_this_loop(self._limiter, lambda: anyio.CapacityLimiter(MOST_AT_ONCE))
+        async with self._one_of_the_sessions():
+            try:
+                session = open_session(self.sessions)
+                if self.is_async:
+                    async with session:
+                        result: T = await session.run_sync(run, *args)
+                        return result
+                return await anyio.to_thread.run_sync(_in_thread, session, run, args)
+            except Exception as error:
+                if is_connection_lost(error) or is_connect_error(error) or isinstance(error, PoolTimeout):
+                    text = "The database cannot be reached."
+                    advice = "Check that it runs; this page works again as soon as it does."
+                    raise ServiceUnavailable(text, advice) from error
+                raise
+
+    @asynccontextmanager
+    async def _one_of_the_sessions(self) -> AsyncIterator[None]:
+        """Wait until the reader may use a further session; its own limit comes first, so that it waits for itself."""
+        everybody = of_this_loop(self._limiter, lambda: anyio.CapacityLimiter(MOST_AT_ONCE))
+        of_readers = of_this_loop(self._of_readers, WeakValueDictionary[Reader, anyio.CapacityLimiter])
+        own = of_readers.setdefault(READER.get(), anyio.CapacityLimiter(MOST_OF_A_READER))
+        borrower, held = object(), list[anyio.CapacityLimiter]()
         try:
-            with anyio.fail_after(_LONGEST_WAIT):
-                await limiter.acquire_on_behalf_of(borrower := object())
-        except TimeoutError:
-            raise Busy("Too many pages are being read at the moment.", "Try again in a few seconds.") from None
-        try:
-            session = open_session(self.sessions)
-            if self.is_async:
-                async with session:
-                    result: T = await session.run_sync(run, *args)
-                    return result
-            return await anyio.to_thread.run_sync(_in_thread, session, run, args)
-        except Exception as error:
-            if is_connection_lost(error) or is_connect_error(error) or isinstance(error, PoolTimeout):
-                raise ServiceUnavailable(
-                    "The database cannot be reached.", "Check that it runs; this page works again as soon as it does."
-                ) from error
-            raise
+            try:
+                with anyio.fail_after(_LONGEST_WAIT):
+                    for limiter in (own, everybody):
+                        await limiter.acquire_on_behalf_of(borrower)
+                        held.append(limiter)
+            except TimeoutError:
+                raise Busy("Too many pages are being read at the moment.", "Try again in a few seconds.") from None
+            yield
         finally:
-            limiter.release_on_behalf_of(borrower)
+            for limiter in held:
+                limiter.release_on_behalf_of(borrower)
 
 
 def of_this_loop(variable: RunVar[T], make: Callable[[], T]) -> T:

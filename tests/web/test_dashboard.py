@@ -25,9 +25,10 @@ import sqlaqueue.web
 from sqlaqueue import Unique
 from sqlaqueue.exc import StatementError
 from sqlaqueue.web import Access, Dashboard
+from sqlaqueue.web import database as database_module
 from sqlaqueue.web.context import PATHS, shared_result
 from sqlaqueue.web.data.reader import attempt_part
-from sqlaqueue.web.database import MOST_AT_ONCE, Database
+from sqlaqueue.web.database import MOST_AT_ONCE, READER, Database
 from sqlaqueue.web.errors import ServiceUnavailable
 from sqlaqueue.web.security import SECURITY_HEADERS
 from tests.web.conftest import HERE, client, everything
@@ -451,6 +452,39 @@ async def test_a_few_sessions_serve_many_requests(database: Database) -> None:
 
     counts = await asyncio.gather(*(database.read(count) for _ in range(20)))
     assert max(counts) <= MOST_AT_ONCE
+
+
+async def test_slow_pages_of_one_reader_do_not_delay_those_of_another(database: Database, engine: sa.Engine) -> None:
+    async def read_as(name: str, sql: str) -> Any:
+        READER.set(("user", name))
+        return await database.read(lambda session: session.scalar(sa.text(sql)), statement_timeout=30)
+
+    with engine.connect() as other:
+        other.exec_driver_sql("SELECT pg_advisory_xact_lock(1)")
+        slow = [asyncio.create_task(read_as("eve", "SELECT pg_advisory_xact_lock(1)")) for _ in range(MOST_AT_ONCE)]
+        assert await asyncio.create_task(read_as("ada", "SELECT 1")) == 1
+        assert not any(task.done() for task in slow)
+        other.rollback()
+    await asyncio.gather(*slow)
+
+
+async def test_each_request_reads_as_its_user_or_its_address(
+    queues: Any, sessions: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    readers = set[Any]()
+    open_session = database_module.open_session
+
+    def opened(factory: Any) -> Any:
+        readers.add(READER.get())
+        return open_session(factory)
+
+    monkeypatch.setattr(database_module, "open_session", opened)
+    made = Dashboard(queues.all, sessions, access=lambda request: Access(read=True, user=request.headers["x-user"]))
+    async with client(made) as browser:
+        for name, expected in (("ada", ("user", "ada")), ("", ("address", "127.0.0.1"))):
+            assert (await browser.get("/queues/email", headers={"X-User": name})).status_code == 200
+            assert readers == {expected}
+            readers.clear()
 
 
 async def test_connections_from_before_a_restart_are_replaced(database: Database, engine: sa.Engine) -> None:

@@ -8,7 +8,7 @@ import ipaddress
 import logging
 import secrets
 import time
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
 from typing import Any
@@ -277,11 +277,11 @@ class OneTimeToken:
         token = self._token(scope) if is_below else None
         is_signed_in = is_below and self._is_signed_in(headers.get("cookie", ""))
         if token is not None:
-            await self._sign_in(token, send, is_signed_in=is_signed_in)
+            await self._sign_in(token, headers, send, is_signed_in=is_signed_in)
         elif is_signed_in:
             await self._app({**scope, "root_path": scope.get("root_path", "") + self._path[:-1]}, receive, send)
         else:
-            await self._refuse(send, "This browser is not signed in.")
+            await self._refuse(headers, send, "This browser is not signed in.")
 
     def _token(self, scope: Scope) -> str | None:
         if scope["method"] != "GET" or scope["path"] != self._path:
@@ -294,19 +294,26 @@ class OneTimeToken:
         cookies = [each.strip().partition("=") for each in header.split(";")]
         return any(self._secrets.knows(value) for name, _, value in cookies if name == _COOKIE)
 
-    async def _sign_in(self, token: str, send: Send, *, is_signed_in: bool) -> None:
+    async def _sign_in(self, token: str, headers: Mapping[str, str], send: Send, *, is_signed_in: bool) -> None:
         session = self._secrets.exchange(token)
-        if session is None and not is_signed_in:
-            await self._refuse(send, "This link has been used, or is too old.")
+        if session is None:
+            if is_signed_in:
+                await _respond(send, 303, b"", [(b"location", self._path.encode())])
+            else:
+                await self._refuse(headers, send, "This link has been used, or is too old.")
             return
-        # Without the token, which would otherwise stay in the address bar and the history.
-        headers = [(b"location", self._path.encode())]
-        if session is not None:
-            limits = f"Path={self._path}; Max-Age={SESSION_LIFETIME:.0f}; HttpOnly; SameSite=Strict"
-            headers.append((b"set-cookie", f"{_COOKIE}={session}; {limits}".encode()))
-        await _respond(send, 303, b"", headers)
+        limits = f"Path={self._path}; Max-Age={SESSION_LIFETIME:.0f}; HttpOnly; SameSite=Strict"
+        cookie = (b"set-cookie", f"{_COOKIE}={session}; {limits}".encode())
+        # To an address without the token, which would otherwise stay in the address bar and the history. By a page and
+        # not by a redirect: after a click on a page of another site, a browser follows redirects without the cookie.
+        await _page(send, 200, "Signed in", "The dashboard opens.", goes_to=self._path, headers=[cookie])
 
-    async def _refuse(self, send: Send, why: str) -> None:
+    async def _refuse(self, headers: Mapping[str, str], send: Send, why: str) -> None:
+        if headers.get("sec-fetch-site") == "cross-site":
+            # No link is announced: a page of any site can ask.
+            text = f"{why} If it is, it has not said so, as the link was clicked on a page of another site."
+            await _page(send, 401, "Not signed in", text, goes_to="", goes_by_itself=False)
+            return
         if self._secrets.has_token:
             what = "Open the link that `sqlaqueue web` has printed."
         else:
@@ -325,17 +332,31 @@ def _headers(scope: Scope) -> dict[str, str]:
     return found
 
 
-async def _page(send: Send, status: int, title: str, text: str) -> None:
+async def _page(
+    send: Send,
+    status: int,
+    title: str,
+    text: str,
+    *,
+    goes_to: str | None = None,
+    goes_by_itself: bool = True,
+    headers: Sequence[tuple[bytes, bytes]] = (),
+) -> None:
+    """Send a page; with a link if it goes to another one, or to itself."""
+    refresh = link = ""
+    if goes_to is not None:
+        link = f'<p><a href="{escape(goes_to)}">Go on</a></p>'
+        refresh = f'<meta http-equiv="refresh" content="0; url={escape(goes_to)}">' if goes_by_itself else ""
     html = (
         '<!doctype html><html lang="en"><meta charset="utf-8">'
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
-        '<meta name="color-scheme" content="light dark">'
-        f"<title>{escape(title)}</title><h1>{escape(title)}</h1><p>{escape(text)}</p></html>"
+        f'<meta name="color-scheme" content="light dark">{refresh}'
+        f"<title>{escape(title)}</title><h1>{escape(title)}</h1><p>{escape(text)}</p>{link}</html>"
     )
-    await _respond(send, status, html.encode(), [])
+    await _respond(send, status, html.encode(), headers)
 
 
-async def _respond(send: Send, status: int, body: bytes, headers: list[tuple[bytes, bytes]]) -> None:
+async def _respond(send: Send, status: int, body: bytes, headers: Sequence[tuple[bytes, bytes]]) -> None:
     every = [
         (b"content-type", b"text/html; charset=utf-8"),
         (b"content-length", str(len(body)).encode()),

@@ -9,6 +9,7 @@ import urllib.error
 import urllib.request
 from http.cookiejar import CookieJar
 from typing import Any
+from urllib.parse import urljoin
 
 import pytest
 from click.testing import Result
@@ -32,10 +33,12 @@ class Browser:
         request = urllib.request.Request(url, data, headers)  # noqa: S310 - the command's own address
         try:
             with self._opener.open(request, timeout=60) as answer:
-                return answer.status, answer.read().decode()
+                status, page = answer.status, answer.read().decode()
         except urllib.error.HTTPError as error:
             with error:
                 return error.code, error.read().decode()
+        goes_on = re.search(r'<meta http-equiv="refresh" content="0; url=([^"]+)">', page)
+        return (status, page) if goes_on is None else self.get(urljoin(url, goes_on[1]))
 
     def post(self, url: str, **headers: str) -> int:
         return self.get(url, b"", **headers)[0]

@@ -9,7 +9,7 @@ from playwright.sync_api import Browser
 from sqlalchemy.orm import sessionmaker
 
 from sqlaqueue.web import Access, Dashboard
-from sqlaqueue.web.security import OneTimeToken
+from sqlaqueue.web.security import OneTimeToken, _respond
 from tests.web.browser.conftest import PHONE, MakeView, View, Windows, viewing
 from tests.web.browser.example import QUEUES, Email, Site, example_site
 from tests.web.conftest import serving
@@ -373,7 +373,7 @@ def test_a_link_signs_in_the_browser_that_opens_it(guarded: tuple[Guarded, str],
         view.open(status=401)
         assert "Open the link" in view.text()
         view.open(link.removeprefix(root))
-        assert view.text("h1") == "Queues"
+        view.wait_for("() => document.querySelector('h1').textContent === 'Queues'")
         # The token is neither in the address nor behind the button "Back".
         assert view.page.url == link.partition("?")[0]
         (cookie,) = (each for each in view.page.context.cookies() if each["name"] != "sqlaqueue_zone")
@@ -386,4 +386,33 @@ def test_a_link_signs_in_the_browser_that_opens_it(guarded: tuple[Guarded, str],
     with viewing(browser, root) as another:
         another.open(link.removeprefix(root), status=401)
         another.open(app.links[0].removeprefix(root))
-        assert another.text("h1") == "Queues"
+        another.wait_for("() => document.querySelector('h1').textContent === 'Queues'")
+
+
+@pytest.mark.parametrize("javascript", [True, False])
+def test_links_work_on_pages_of_other_sites(
+    guarded: tuple[Guarded, str],
+    browser: Browser,
+    javascript: bool,  # noqa: FBT001 - a parameter of the test
+) -> None:
+    app, root = guarded
+    assert app.app is not None
+    link = app.app.new_link()
+    inside = f"{link.partition('?')[0]}health"
+
+    async def chat(_: Any, __: Any, send: Any) -> None:
+        await _respond(send, 200, f'<a href="{link}">link</a> <a href="{inside}">health</a>'.encode(), [])
+
+    with serving(chat) as other, viewing(browser, root, javascript=javascript) as view:
+        # Another site than 127.0.0.1, whose ports are one site.
+        elsewhere = other.replace("127.0.0.1", "localhost")
+        view.page.goto(elsewhere)
+        view.page.get_by_role("link", name="link").click()
+        view.page.get_by_role("heading", name="Queues", exact=True).wait_for()
+        view.expect(401)
+        view.page.goto(elsewhere)
+        view.page.get_by_role("link", name="health").click()
+        assert "clicked on a page of another site" in view.text()
+        view.page.get_by_role("link", name="Go on").click()
+        view.page.get_by_role("heading", name="Health", exact=True).wait_for()
+    assert app.links == []

@@ -368,11 +368,45 @@ def _announce(link: str) -> None:
     click.echo(f"Open {link}\nThe link works once, within ten minutes. Ctrl-C ends the dashboard.")
 
 
+MOST_CONNECTIONS = 200
+"""How many connections `sqlaqueue web` has open: twice as many as windows that it keeps up to date."""
+
+
+def _limited_protocol() -> Any:
+    """Return uvicorn's protocol, which ends the connection that has been idle for longest if there are too many.
+
+    uvicorn waits for a request as long as its client likes, so that a program of this machine could otherwise open
+    connections until there is none left for a browser.
+    """
+    from uvicorn.protocols.http.auto import AutoHTTPProtocol  # noqa: PLC0415 - it needs an extra
+
+    protocol: Any = AutoHTTPProtocol
+    opened: dict[Any, None] = {}
+
+    class Limited(protocol):  # type: ignore[misc]  # one of several classes, by what is installed
+        def connection_made(self, transport: Any) -> None:
+            super().connection_made(transport)
+            opened[self] = None
+            if len(opened) > MOST_CONNECTIONS:
+                # One that is answering has a cycle; if all are, it is the new one that ends.
+                idle = (each for each in opened if each.cycle is None or each.cycle.response_complete)
+                ended = next(idle, self)
+                del opened[ended]
+                ended.transport.abort()
+
+        def connection_lost(self, exc: Exception | None) -> None:
+            opened.pop(self, None)
+            super().connection_lost(exc)
+
+    return Limited
+
+
 async def _serve_dashboard(app: Any, bound: socket.socket, engine: Any) -> None:
     import uvicorn  # noqa: PLC0415 - it needs an extra
 
     config = uvicorn.Config(
         app,
+        http=_limited_protocol(),
         log_config=None,
         log_level="warning",
         # The log would contain the token, and keys of jobs.

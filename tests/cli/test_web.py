@@ -1,5 +1,6 @@
 """``sqlaqueue web``: the dashboard as a process of its own."""
 
+import contextlib
 import http.client
 import json
 import re
@@ -14,6 +15,7 @@ from urllib.parse import urljoin
 import pytest
 from click.testing import Result
 
+from sqlaqueue.cli.worker import MOST_CONNECTIONS
 from tests.cli.conftest import EMAIL, LETTER, MODELS, QUEUES, Shop
 from tests.cli.shop.models import Email, Letter
 from tests.programs import Program, wait_until
@@ -99,6 +101,23 @@ def test_it_ends_while_a_window_is_open(shop: Shop, number: signal.Signals) -> N
     while stream.readline():
         pass
     connection.close()
+
+
+def test_connections_that_say_nothing_are_no_obstacle(shop: Shop) -> None:
+    process = shop.start("web", EMAIL, "--port", "0")
+    (link,) = links(process)
+    host, port = link.split("/")[2].split(":")
+    with contextlib.ExitStack() as stack:
+        silent = [stack.enter_context(socket.create_connection((host, int(port)))) for _ in range(MOST_CONNECTIONS)]
+        browser = Browser()
+        assert browser.get(link)[0] == 200
+        # Those that were the first have been ended.
+        silent[0].settimeout(60)
+        assert silent[0].recv(1) == b""
+        silent[-1].settimeout(0)
+        with pytest.raises(BlockingIOError):
+            silent[-1].recv(1)
+    ended(process)
 
 
 def test_what_a_consumer_brings(shop: Shop) -> None:

@@ -163,8 +163,11 @@ def _link(column: Any, link: Any) -> Link:
 
 
 def _is_safe(url: str) -> bool:
-    # Browsers ignore control characters and white space in front of a scheme.
-    if any(ord(each) <= 0x20 or ord(each) == 0x7F for each in url) or url.startswith(("\\", "/\\")):  # noqa: PLR2004 - ASCII
+    # Browsers ignore control characters and white space in front of a scheme, and take a backslash for a slash. Two of
+    # them begin the name of another site: "/" in front of a value that begins with one was meant as a path.
+    if any(ord(each) <= 0x20 or ord(each) == 0x7F for each in url):  # noqa: PLR2004 - ASCII
+        return False
+    if url.startswith("\\") or url[:2].replace("\\", "/") == "//":
         return False
     try:
         return urlsplit(url).scheme in {"", "http", "https"}

@@ -83,6 +83,7 @@ def test_subclasses_may_have_different_columns_under_one_name(given: list[str], 
         ({"redact": ["Picture.name"]}, "'name' is in the primary key of Picture"),
         ({"links": {"Email.customer_id": "javascript:alert({value})"}}, "give a URL as in"),
         ({"links": {"Email.customer_id": "https://shop.example/"}}, "{value}"),
+        ({"links": {"Email.customer_id": "//shop.example/{value}"}}, "give a URL as in"),
         ({"links": ["x"]}, "give a dictionary"),
         ({"origins": ["ops.example.com"]}, "give the scheme and host"),
         ({"origins": ["https://ops.example.com/path"]}, "give the scheme and host"),
@@ -121,9 +122,14 @@ def test_links_are_safe_and_quoted() -> None:
         "data:text/html,x",
         "\x01javascript:x",
         "vbscript:x",
+        "//evil.example/x",
+        "/\\evil.example",
+        "\\/evil.example",
+        "\\\\evil.example",
+        "///evil.example",
     ):
         assert made.link(spec, "subject", bad) is None
-    for good in ("https://a.example", "/local?x=1", "relative"):
+    for good in ("https://a.example", "https://a.example//x", "/local?x=1", "/local//x", "relative"):
         assert made.link(spec, "subject", good) == good
 
 

@@ -27,6 +27,7 @@ from sqlaqueue.web.errors import BadRequest, NotFound
 from sqlaqueue.web.jobs import MOST_EXPORTED, no_job
 from sqlaqueue.web.links import bad_parameters, columns_in, filter_text, key_in
 from sqlaqueue.web.queues import Row, Worker, examined, rows_of, schedule_texts, schedules_of, shown_finding, workers_of
+from sqlaqueue.web.rendering import visible_json
 
 _MOST_OF_A_PAGE = 500
 """How many jobs an answer has at most."""
@@ -36,7 +37,7 @@ _LONGEST = 32_000
 
 
 def _answer(content: Mapping[str, Any]) -> Response:
-    text = json.dumps(content, ensure_ascii=False, indent=2, default=_text)
+    text = visible_json(json.dumps(content, ensure_ascii=False, indent=2, default=_text))
     return Response(text, media_type="application/json")
 
 
@@ -252,7 +253,7 @@ async def _as_json(pages: AsyncIterator[JobPage]) -> AsyncIterator[str]:
     separator = "[\n"
     async for page in pages:
         for row in page.jobs:
-            yield separator + json.dumps(_job(row), ensure_ascii=False, default=_text)
+            yield separator + visible_json(json.dumps(_job(row), ensure_ascii=False, default=_text))
             separator = ",\n"
     yield "\n]\n" if separator.startswith(",") else "[]\n"
 

@@ -147,6 +147,38 @@ def short(text: str, length: int = SHORT) -> str:
     return text if len(text) <= length else f"{text[: length - 1]}…"
 
 
+_UNSEEN = (
+    "\x01-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f"  # controls, but tabs and line breaks
+    "\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069"  # directions of texts
+    "\u200b\u2028\u2029\u2060\ufeff"  # spaces without a width, and line breaks that are none in HTML
+)
+"""Characters that are not seen themselves, and change how others are seen, or what is copied."""
+
+_ONE_UNSEEN = re.compile(f"[{_UNSEEN}]")
+_EXACT_OR_UNSEEN = re.compile(rf'(value="[^"]*"|<textarea[^>]*>[^<]*</textarea>)|[{_UNSEEN}]')
+
+
+def visible(page: str) -> str:
+    """Return a page with escapes, as JSON has them, for characters that are not seen.
+
+    With them a value could be read as another one, or seem to be a part of the page. What a form sends stays as it is:
+    no text of a job has a quote or a bracket, as these are escaped.
+    """
+    # Few pages have any, and the longer expression takes milliseconds.
+    if _ONE_UNSEEN.search(page) is None:
+        return page
+    return _EXACT_OR_UNSEEN.sub(lambda found: found[1] or _escaped(found[0]), page)
+
+
+def visible_json(text: str) -> str:
+    """Return the same for JSON, in which the escapes mean the characters."""
+    return _ONE_UNSEEN.sub(lambda found: _escaped(found[0]), text)
+
+
+def _escaped(character: str) -> str:
+    return f"\\u{ord(character):04x}"
+
+
 _FOLDER = Path(__file__).parent
 STATIC = _FOLDER / "static"
 
@@ -170,7 +202,7 @@ class Renderer:
         """Changes with their contents, so that browsers can keep them for ever."""
 
     def render(self, template: str, **values: Any) -> str:
-        return self._environment.get_template(template).render(**values)
+        return visible(self._environment.get_template(template).render(**values))
 
 
 @functools.cache

@@ -1,12 +1,13 @@
 """The frame: which requests are served, mounted under any path, in which words, and by which sessions."""
 
 import asyncio
+import json
 import logging
 import re
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
-from urllib.parse import urljoin
+from urllib.parse import quote, urljoin
 
 import anyio
 import httpx
@@ -15,14 +16,14 @@ import sqlalchemy as sa
 from fastapi import FastAPI
 from litestar import Litestar, asgi
 from sqlalchemy.ext.asyncio import async_sessionmaker, create_async_engine
-from sqlalchemy.orm import Session, sessionmaker
+from sqlalchemy.orm import Mapped, Session, mapped_column, sessionmaker
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.responses import HTMLResponse, RedirectResponse
 from starlette.routing import Mount
 
 import sqlaqueue.web
-from sqlaqueue import Unique
+from sqlaqueue import QueueConfig, QueueMixin, Unique
 from sqlaqueue.exc import StatementError
 from sqlaqueue.web import Access, Dashboard
 from sqlaqueue.web import database as database_module
@@ -31,9 +32,9 @@ from sqlaqueue.web.data.reader import attempt_part
 from sqlaqueue.web.database import MOST_AT_ONCE, READER, Database
 from sqlaqueue.web.errors import ServiceUnavailable
 from sqlaqueue.web.security import SECURITY_HEADERS
-from tests.web.conftest import HERE, client, everything
-from tests.web.jobs import add, fail_jobs, new_queue
-from tests.web.models import Queues
+from tests.web.conftest import HERE, client, everything, hidden
+from tests.web.jobs import add, created, fail_jobs, new_queue
+from tests.web.models import Queues, new_base
 
 
 def links(response: httpx.Response) -> list[str]:
@@ -369,6 +370,39 @@ async def test_an_error_is_not_shared() -> None:
     with pytest.raises(ValueError, match="x"):
         await shared_result(state, "key", 60, make)
     assert (await shared_result(state, "key", 60, make)).value == 5
+
+
+UNSEEN = "\x1b[2J\u202egpj\u2066x\u200b\ufeff\x9b"
+
+
+async def test_characters_that_are_not_seen_are_escaped_but_in_forms(client_of: Any, engine: sa.Engine) -> None:
+    class Named(QueueMixin, new_base()):
+        __tablename__ = "named"
+        __queue__ = QueueConfig()
+        name: Mapped[str] = mapped_column(sa.String(50), primary_key=True)
+        note: Mapped[str | None] = mapped_column(sa.Text)
+
+    created(engine, Named)
+    hebrew = "\u05e9\u05dc\u05d5\u05dd\ta"
+    add(engine, Named(name=UNSEEN, note=f"{UNSEEN}\nx"), Named(name=hebrew))
+    key = quote(UNSEEN)
+    async with client_of(Named) as browser:
+        for path in ("jobs?", "job?", "edit?", "confirm?action=cancel&"):
+            page = (await browser.get(f"/queues/named/{path}&key={key}".replace("jobs?&key", "jobs?job"))).text
+            sent = re.findall(r'value="[^"]*"|<textarea.*?</textarea>', page, re.DOTALL)
+            seen = page
+            for each in sent:
+                seen = seen.replace(each, "")
+            assert "\\u001b[2J\\u202egpj\\u2066x\\u200b\\ufeff\\u009b" in seen, path
+            assert not {*"\x1b\u202e\u2066\u200b\ufeff\x9b"} & {*seen}, path
+            assert any(UNSEEN in each for each in sent), path
+        assert hebrew in (await browser.get("/queues/named/jobs")).text
+        text = (await browser.get(f"/queues/named/job.json?key={key}")).text
+        assert not {*"\x1b\u202e\u2066\u200b\ufeff\x9b"} & {*text}
+        assert json.loads(text)["key"] == UNSEEN
+        page = (await browser.get(f"/queues/named/confirm?action=cancel&key={key}")).text
+        done = await browser.post("/queues/named/actions/cancel", data=dict(hidden(page)))
+        assert "notice=cancelled%3A1" in done.headers["location"]
 
 
 # -- sessions within limits: timeouts, read-only transactions, and how many are used at once -----------------------

@@ -37,7 +37,8 @@ async def confirm(context: PageContext) -> Response:
         if links.is_nothing(pairs):
             return context.redirect(links.list_url(context, came_from), ("none_selected", 0))
         chosen = links.selection_of(links.columns_in(context), action, pairs)
-        found = await context.database.read(preview, action, chosen, statement_timeout=_TIMEOUT)
+        names = None if came_from is None else came_from.columns
+        found = await context.database.read(preview, action, chosen, names, statement_timeout=_TIMEOUT)
     changed = found.changed
     until = most = None
     if isinstance(chosen, ByFilter):

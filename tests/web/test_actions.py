@@ -10,6 +10,7 @@ from urllib.parse import urlsplit
 import anyio
 import pytest
 import sqlalchemy as sa
+from markupsafe import escape
 from sqlalchemy.ext.asyncio import async_sessionmaker, create_async_engine
 from sqlalchemy.orm import Session, sessionmaker
 
@@ -124,6 +125,21 @@ async def test_a_whole_list_is_changed_as_its_preview_says(
     assert audit() == [
         "user='ada' action=requeue queue='email' count=2 keys=['3', '1'] filter='state=failed&f.recipient=a'"
     ]
+
+
+@pytest.mark.parametrize("by", [{"key": ["1", "2"]}, {"all": "1", "state": "failed"}], ids=["keys", "filter"])
+async def test_a_preview_shows_columns_and_errors_without_redacted_ones(
+    engine: sa.Engine, queues: Queues, client_of: Any, by: Any
+) -> None:
+    add(engine, *(queues.Email(recipient=f"to {XSS}", subject="the secret") for _ in range(2)))
+    fail_jobs(engine, queues.Email, 2, error="ValueError: the error")
+    for redact in ([], ["subject", "last_error"]):
+        page = (await client_of(redact=redact).get("/queues/email/confirm", params={"action": "requeue", **by})).text
+        assert XSS not in page
+        assert page.count(escape(f"to {XSS}")) >= 2
+        for text in ("the secret", "ValueError: the error"):
+            assert (text in page) is (not redact), (text, redact)
+    assert "redacted" in page
 
 
 async def test_a_whole_list_needs_its_preview(engine: sa.Engine, queues: Queues, client_of: Any) -> None:

@@ -112,8 +112,27 @@ def test_preview_shows_the_first_jobs_with_what_happens(engine: sa.Engine, queue
         assert found.jobs.value is not None
         assert len(found.jobs.value) == 20
         found = look(engine, "cancel", of_keys(queues.Email, *range(1, 31)))
-        running = [job.effect for job in found.jobs.value if job.state == "processing"]
+        running = [job.effect for job in found.jobs.value if job.row.state == "processing"]
         assert running == ["will be asked to stop"] * 3
+
+
+@pytest.mark.parametrize("by", ["keys", "filter"])
+def test_preview_shows_columns_and_errors_wherever_the_jobs_are(engine: sa.Engine, plain: Any, by: str) -> None:
+    add(engine, *(plain(id=number, key="a", note=f"note {number}") for number in range(1, 5)))
+    fail_jobs(engine, plain, 2, error="ValueError: bad\nTraceback")
+    chosen = of_keys(plain, 2, 1, 3) if by == "keys" else of_filter(plain, "requeue", ("state", "failed"))
+    found = look(engine, "requeue", chosen).jobs.value
+    assert found is not None
+    shown = {job.row.key: {cell.column.name: cell.text for cell in job.row.cells} for job in found}
+    assert {key: cells["note"] for key, cells in shown.items() if key in "12"} == {"1": "note 1", "2": "note 2"}
+    errors = {key: cells.get("last_error") for key, cells in shown.items()}
+    is_stored = "last_error" in columns(plain)
+    assert errors == {key: "ValueError: bad" if is_stored and key in "12" else None for key in shown}
+    assert all("status" not in cells and "id" not in cells for cells in shown.values())
+    # Those of the list from which they were chosen.
+    with Session(engine) as session:
+        again = preview(session, "requeue", chosen, "note").jobs.value
+    assert {tuple(cell.column.name for cell in job.row.cells) for job in again or ()} == {("note",)}
 
 
 @pytest.mark.parametrize(
@@ -187,7 +206,7 @@ def test_duplicates_are_told(engine: sa.Engine) -> None:
     fail_jobs(engine, model, 2)
     add(engine, model(id=3, key="a"))
     found = look(engine, "requeue", of_keys(model, 1, 2))
-    assert [(job.key, job.is_changed) for job in found.jobs.value] == [("1", False), ("2", True)]
+    assert [(job.row.key, job.is_changed) for job in found.jobs.value] == [("1", False), ("2", True)]
     assert "job 3" in found.jobs.value[0].effect
     done = do(engine, "requeue", of_keys(model, 1, 2))
     assert (done.changed, done.duplicates, done.unchanged) == (1, 1, 0)

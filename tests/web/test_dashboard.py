@@ -397,7 +397,7 @@ async def test_characters_that_are_not_seen_are_escaped_but_in_forms(client_of: 
             assert not {*"\x1b\u202e\u2066\u200b\ufeff\x9b"} & {*seen}, path
             assert any(UNSEEN in each for each in sent), path
         assert hebrew in (await browser.get("/queues/named/jobs")).text
-        text = (await browser.get(f"/queues/named/job.json?key={key}")).text
+        text = (await browser.get(f"/api/queues/named/job?key={key}")).text
         assert not {*"\x1b\u202e\u2066\u200b\ufeff\x9b"} & {*text}
         assert json.loads(text)["key"] == UNSEEN
         page = (await browser.get(f"/queues/named/confirm?action=cancel&key={key}")).text

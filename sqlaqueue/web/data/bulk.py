@@ -25,10 +25,11 @@ from sqlaqueue.sql.portable import clock
 from sqlaqueue.strategies.delete_row import letters
 from sqlaqueue.strategies.listing import key_labels
 from sqlaqueue.web.data.job import has_key, has_one_of, is_key, letter_of
-from sqlaqueue.web.data.job_columns import JobColumns, states_of
+from sqlaqueue.web.data.job_columns import JobColumn, JobColumns, states_of
 from sqlaqueue.web.data.job_filters import JobsWanted
-from sqlaqueue.web.data.job_pages import Count, ListRequest, count_states, read_page
+from sqlaqueue.web.data.job_pages import Count, ListRequest, count_states, read_page, read_rows
 from sqlaqueue.web.data.job_sources import DeadLetters, source_of
+from sqlaqueue.web.data.job_windows import Cell, JobRow
 from sqlaqueue.web.data.reader import Part, attempt_part, problem_text
 
 BulkAction = Literal["requeue", "cancel", "purge"]
@@ -96,8 +97,7 @@ Selection = ByKeys | ByFilter
 
 @dataclass(frozen=True)
 class PreviewedJob:
-    key: str
-    state: str
+    row: JobRow
     effect: str
     is_changed: bool
 
@@ -162,12 +162,18 @@ def effect_of(spec: QueueSpec, action: BulkAction, state: str) -> str:
     return text
 
 
-def preview(session: Session, action: BulkAction, chosen: Selection) -> Preview:
+def preview(session: Session, action: BulkAction, chosen: Selection, names: str | None = None) -> Preview:
+    """Return what an action would do.
+
+    :param names: the columns that are shown of the first jobs, see :meth:`JobColumns.chosen`.
+    """
     spec = chosen.columns.spec
+    listed = chosen.wanted.listed if isinstance(chosen, ByFilter) else None
+    shown = [each for each in chosen.columns.chosen(names, listed) if each.kind != "state" and not each.is_key]
     now = session.execute(sa.select(clock()), bind_arguments={"mapper": spec.mapper}).scalar_one()
     if isinstance(chosen, ByKeys):
         states = _states(session, chosen.columns, chosen.keys)
-        jobs = attempt_part(session, _previewed, action, chosen.columns, chosen.keys[:MOST_SHOWN])
+        jobs = attempt_part(session, _previewed, action, chosen.columns, chosen.keys[:MOST_SHOWN], shown)
         numbers = Counter(state for _, state in states)
         counts = {state: Count(number, is_complete=True) for state, number in numbers.items()}
         effects: Part[Sequence[Effect]] = Part(_effects(spec, action, counts))
@@ -178,7 +184,7 @@ def preview(session: Session, action: BulkAction, chosen: Selection) -> Preview:
         page = read_page(session, ListRequest(chosen.wanted, after=chosen.after, is_walked=True), MOST_SHOWN)
         savepoint.rollback()  # with the settings of the planner
     first_keys = [job.key for job in page.jobs if is_key(chosen.columns, job.key)]
-    jobs = attempt_part(session, _previewed, action, chosen.columns, first_keys)
+    jobs = attempt_part(session, _previewed, action, chosen.columns, first_keys, shown)
     return Preview(jobs=jobs, effects=attempt_part(session, _counted, action, chosen), missing=0, now=now)
 
 
@@ -201,16 +207,19 @@ def _effects(spec: QueueSpec, action: BulkAction, counts: dict[str, Count]) -> l
 
 
 def _previewed(
-    session: Session, action: BulkAction, columns: JobColumns, keys: Sequence[str]
+    session: Session, action: BulkAction, columns: JobColumns, keys: Sequence[str], shown: Sequence[JobColumn]
 ) -> Sequence[PreviewedJob]:
     spec, found = columns.spec, []
+    rows = {job.key: job for job in read_rows(session, columns, keys, shown)}
     for key, state in _states(session, columns, keys):
         is_changed, text = state in APPLIES_TO[action], effect_of(spec, action, state)
         requeues = action == "requeue" and is_changed and spec.has("status")
         duplicate = duplicate_of(session, spec, key) if requeues else None
         if duplicate is not None:
             is_changed, text = False, f"left alone: its duplicate, job {key_text(duplicate.key)}, is {duplicate.state}"
-        found.append(PreviewedJob(key_text(key), state, text, is_changed))
+        # Between the statements it may have changed, or be gone.
+        row = rows.get(key_text(key), JobRow(key_text(key), state, [Cell(each, None) for each in shown], ()))
+        found.append(PreviewedJob(replace(row, state=state), text, is_changed))
     return found
 
 

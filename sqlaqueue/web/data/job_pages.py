@@ -18,9 +18,10 @@ from sqlalchemy.orm import Session
 from sqlaqueue.postgresql.catalog_indexes import SETTINGS
 from sqlaqueue.queue.options import FINISHED
 from sqlaqueue.sql.engine import sqlstate
+from sqlaqueue.web.data.job import has_one_of, letter_of
 from sqlaqueue.web.data.job_columns import JobColumn, JobColumns, kind_of_type, states_of
 from sqlaqueue.web.data.job_filters import JobsWanted, lists_of, parse_filter, typed_as
-from sqlaqueue.web.data.job_sources import JobOrder, OrderColumn, Orders, Source, orders_of, source_of
+from sqlaqueue.web.data.job_sources import DeadLetters, JobOrder, OrderColumn, Orders, Source, orders_of, source_of
 from sqlaqueue.web.data.job_windows import (
     SHOWN,
     WINDOW,
@@ -241,6 +242,26 @@ def read_page(session: Session, request: ListRequest, size: int = PAGE, longest:
     unfiltered = source_of(wanted.columns, JobsWanted(wanted.columns, state=same_table))
     lasting = orders_of(session, unfiltered, unfiltered.fixed())
     return replace(page, sorts=sorts, lasting_sorts=lasting.names())
+
+
+def read_rows(session: Session, columns: JobColumns, keys: Sequence[str], shown: Sequence[JobColumn]) -> list[JobRow]:
+    """Return the jobs with these keys, in their order, wherever they are stored, as a list shows them."""
+    if not keys:
+        return []
+    results, found = Results(shown), dict[str, JobRow]()
+    sources: list[tuple[Source, sa.ColumnElement[bool]]] = [
+        (Source(columns, JobsWanted(columns)), has_one_of(columns, keys))
+    ]
+    if not columns.spec.has("status"):
+        letters = DeadLetters(columns, JobsWanted(columns))
+        sources.append((letters, sa.or_(*(letter_of(columns, key) for key in keys))))
+    for source, mine in sources:
+        jobs = source.expose(source.table, {each.name: each for each in source.table.c})
+        rows = sa.select(*results.columns(jobs, ())).select_from(jobs.rows).where(mine)
+        for row in session.execute(rows, bind_arguments={"mapper": columns.spec.mapper}):
+            job = results.job(row)
+            found.setdefault(job.key, job)
+    return [found[key] for key in dict.fromkeys(keys) if key in found]
 
 
 def set_planner(session: Session, columns: JobColumns) -> None:

@@ -20,7 +20,7 @@ from sqlaqueue.flow_control.held_back import held_slots, slot_of
 from sqlaqueue.flow_control.keys import KeyLimit, flow_control
 from sqlaqueue.mapping.mixin import spec_of
 from sqlaqueue.postgresql.checks_of import checks_of
-from sqlaqueue.postgresql.due_times import due_since
+from sqlaqueue.postgresql.due_times import count_waiting
 from sqlaqueue.postgresql.side_tables import PAUSE, REQUESTS, is_requested
 from sqlaqueue.queue.names import CONSUMERS, CONTROL
 from sqlaqueue.queue.options import COUNTED, STATES, UNFINISHED
@@ -254,14 +254,7 @@ def depth(session: Session, model: type[Any], *, limit: int = DEFAULT_LIMIT) -> 
     It reads the indexes for claims and leases only, and at most ``limit`` entries of each, or of each priority.
     """
     spec = spec_of(model)
-    jobs = spec.strategy.pending_jobs(spec, limit)
-    first = jobs.limit(limit).subquery("sqlaqueue_first_pending")
-    pending = sa.select(sa.func.count()).select_from(first).scalar_subquery().label("pending")
-    waiting_jobs = jobs.order_by(None).subquery("sqlaqueue_pending_jobs")
-    due_times = due_since(spec, waiting_jobs, limit, by_priority=reads_by_priority(session, spec))
-    since = due_times.subquery("sqlaqueue_due_since")
-    age = seconds_between(within_calendar(sa.func.min(since.c.since)), clock()).label("age")
-    due = sa.select(sa.func.count().label("due"), age).select_from(since).subquery("sqlaqueue_counted_due")
+    pending, due = count_waiting(spec, limit, by_priority=reads_by_priority(session, spec))
     found = sa.select(pending, due.c.due, due.c.age)
     if has_leases(spec):
         leases = _leases(spec, limit).subquery("sqlaqueue_counted_leases")

@@ -21,7 +21,7 @@ from sqlaqueue.consumer.core.signals import ForkGuard
 from sqlaqueue.consumer.core.waker import Deadlines
 from sqlaqueue.consumer.in_flight import CallGroup, CompletionBuffer, Deaths, InFlight, runs_in
 from sqlaqueue.consumer.notifications.polls import PollSchedule, WaiterRegistry
-from sqlaqueue.consumer.outcomes import ConflictDelays, OutcomeRules
+from sqlaqueue.consumer.outcomes import ConflictDelays, MinuteCounts, OutcomeRules
 from sqlaqueue.consumer.pace import (
     CLAIM_BYTES,
     EXTENSIONS_PER_LEASE,
@@ -91,6 +91,10 @@ class ConsumerParts:
                 most_bytes=most_bytes,
             )
 
+    def counts(self) -> MinuteCounts | None:
+        """Return what a run counts its jobs with; None without ``QueueConfig(statistics=True)``."""
+        return MinuteCounts() if self.settings.spec.config.statistics else None
+
 
 class ConsumerContext:
     """One ``run()`` or ``drain()``.
@@ -105,6 +109,10 @@ class ConsumerContext:
     deadlines: Deadlines | None = None
     quiet = was_asked = False
     """Whether somebody has asked it to claim no more jobs, and whether anything was ever asked of it."""
+    counts: MinuteCounts | None = None
+    """What has ended since the last write of ``QueueConfig(statistics=True)``; None without it."""
+    clock_ahead: float | None = None
+    """By how many seconds the database's clock is ahead of the monotonic one; None before the first heartbeat."""
     waits_for_database_since: float | None = None
     """When the maintenance loop began to wait for the database; None while it does not."""
 
@@ -120,7 +128,7 @@ class ConsumerContext:
         self.completions = CompletionBuffer(self.lock)
         self.quarantine = Quarantine(settings.concurrency // 2)
         self.in_flight = InFlight(self.lock)
-        self.conflicts, self.waiters = ConflictDelays(draining=draining), WaiterRegistry()
+        self.conflicts, self.waiters, self.counts = ConflictDelays(draining=draining), WaiterRegistry(), parts.counts()
         self.isolation, self._failures = IsolationLevel(settings.spec), FailuresInARow()
         self.outcome_rules = OutcomeRules(settings, self.conflicts, marks_rows=self.statements.marks_rows)
         self.claimer = Claimer(settings, self.statements, self.quarantine, self.isolation)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Collection, Generator, Sequence
+from datetime import datetime
 from typing import Any, NamedTuple
 
 from sqlalchemy.orm import Session
@@ -112,6 +113,8 @@ def _count_and_emit(context: ConsumerContext, finished: Sequence[FinishedRun]) -
         released = sum(one.ended_as.event == "released" for one in others) if others else 0
         context.runs_ended += len(finished) - released
         context.runs_released += released
+        if context.counts is not None:
+            context.counts.add(finished)
         context.conflicts.clear(one.run.key for one in finished if one.outcome.event != "released")
         if context.cancelled:
             context.cancelled.difference_update([one.run.key for one in finished])
@@ -129,8 +132,25 @@ def _count_and_emit(context: ConsumerContext, finished: Sequence[FinishedRun]) -
 
 
 def emit_claimed(context: ConsumerContext, jobs: Sequence[Any]) -> None:
+    if context.counts is not None:
+        _note_due(context, jobs)
     for run in runs_of(jobs) if context.events.wants("claimed") else ():
         _emit(context, "claimed", run)
+
+
+def _note_due(context: ConsumerContext, jobs: Sequence[Any]) -> None:
+    """Note when claimed jobs were due, or were enqueued if that was later, by the clock of this process."""
+    ahead = context.clock_ahead
+    if ahead is None:
+        ahead = time.time() - time.monotonic()
+    spec = context.spec
+    names = [spec.attributes[role] for role in ("run_at", "created_at") if spec.has(role)]
+    for job, run in zip(jobs, runs_of(jobs), strict=True):
+        # Not by getattr(), which would load an attribute. Of a time without a zone it is unknown when it is.
+        known = [job.__dict__.get(name) for name in names]
+        moments = [each for each in known if isinstance(each, datetime) and each.tzinfo is not None]
+        if moments:
+            run.due_at = max(moments).timestamp() - ahead
 
 
 def emit_polled(context: ConsumerContext, jobs: Sequence[Any], duration: float, *, settled: int = 0) -> None:
@@ -143,6 +163,10 @@ def emit_polled(context: ConsumerContext, jobs: Sequence[Any], duration: float, 
 def report_rescued(context: ConsumerContext, rescued: Sequence[RescuedJob]) -> None:
     """Emit an event for each rescued job; a job that has failed by that is reported as any that has failed."""
     queue = context.spec.name
+    if context.counts is not None and rescued:
+        failed = sum(job.failed is not None for job in rescued)
+        with context.lock:
+            context.counts.add_rescued(retried=len(rescued) - failed, failed=failed)
     for job in rescued:
         if job.failed is None:
             context.events.emit(JobEvent("rescued", queue, job.key))

@@ -5,8 +5,10 @@ from __future__ import annotations
 import contextlib
 import random
 import threading
+import time
 import traceback
 from asyncio import CancelledError
+from bisect import bisect_left
 from collections.abc import Callable, Collection, Iterable
 from contextvars import copy_context
 from dataclasses import dataclass
@@ -25,6 +27,7 @@ from sqlaqueue.consumer.core.errors import (
 )
 from sqlaqueue.consumer.settings import ConsumerSettings
 from sqlaqueue.exc import Cancel, ConfigurationError, Fail, HandlerSignal, JobTimeout, Retry, Snooze, Throttle
+from sqlaqueue.postgresql.side_tables import BOUNDS, COUNTED, ENDINGS, RUNS, WAITS
 from sqlaqueue.queue.retry_policies import Delay, Exponential, RetryPolicy, seconds
 from sqlaqueue.queue.run import Key, Run
 from sqlaqueue.queue.spec import QueueSpec
@@ -331,3 +334,58 @@ def _ask_policy(policy: RetryPolicy, run: Run, error: BaseException) -> float | 
         if note not in getattr(error, "__notes__", ()):
             error.add_note(note)
         return Exponential()(run.attempt, error)
+
+
+# -- statistics --------------------------------------------------------------------------------------------------------
+# What has ended is counted here for ``QueueConfig(statistics=True)``, and written once a minute: a job costs no
+# statement, and a process that is killed loses what it has counted since.
+
+
+class MinuteCounts:
+    """How many attempts have ended since the last write, by outcome and by how long they waited and ran.
+
+    Callers hold the lock of the Consumer.
+    """
+
+    def __init__(self) -> None:
+        self.since = time.monotonic()
+        self._endings = dict.fromkeys(ENDINGS, 0)
+        self._waits, self._runs = [0] * len(WAITS), [0] * len(RUNS)
+
+    def __bool__(self) -> bool:
+        return any(self._endings.values())
+
+    def add(self, finished: Iterable[FinishedRun]) -> None:
+        """Count runs that are settled; one that was released is no attempt."""
+        endings, waits, runs = self._endings, self._waits, self._runs
+        for one in finished:
+            event = one.ended_as.event
+            if event == "released":
+                continue
+            endings[event] += 1
+            run = one.run
+            if run.handler_started_at is None:
+                continue
+            if run.duration is not None:
+                runs[bisect_left(BOUNDS, run.duration)] += 1
+            # A job of a batch that is tried again by itself has waited for the whole batch as well.
+            if run.due_at is not None and run.calls <= 1:
+                waits[bisect_left(BOUNDS, run.handler_started_at - run.due_at)] += 1
+
+    def add_rescued(self, *, retried: int, failed: int) -> None:
+        """Count attempts whose worker has died: of jobs that are pending again, and of those that have failed."""
+        self._endings["retried"] += retried
+        self._endings["failed"] += failed
+
+    def put_back(self, taken: MinuteCounts) -> None:
+        """Add earlier counts that could not be written."""
+        self.since = taken.since
+        for name, number in taken._endings.items():
+            self._endings[name] += number
+        self._waits = [sum(both) for both in zip(self._waits, taken._waits, strict=True)]
+        self._runs = [sum(both) for both in zip(self._runs, taken._runs, strict=True)]
+
+    def values(self) -> dict[str, int | None]:
+        """Return the values of the columns; None for nothing."""
+        numbers = (*self._endings.values(), *self._waits, *self._runs)
+        return {name: number or None for name, number in zip(COUNTED, numbers, strict=True)}

@@ -415,6 +415,7 @@ def _check_distribution(spec: QueueSpec, distribution: Any) -> None:
         " and ".join(spec.flow_rules): bool(spec.flow_rules),
         "retention": bool(spec.config.retention),
         "attempt_history": spec.config.attempt_history is not None,
+        "statistics": spec.config.statistics,
     }
     for option, used in refused.items():
         if used:

@@ -32,6 +32,7 @@ from sqlaqueue.consumer.held import discard_entries
 from sqlaqueue.consumer.leased import release, settle_finished, settle_postponed
 from sqlaqueue.consumer.maintenance.firing import FiringProcess, GroupState, fire_schedules
 from sqlaqueue.consumer.maintenance.leases import deregister
+from sqlaqueue.consumer.maintenance.minutes import write_last_counts
 from sqlaqueue.consumer.notifications import listener
 from sqlaqueue.consumer.notifications.listener import woken_by
 from sqlaqueue.consumer.outcomes import handler_exception
@@ -154,6 +155,7 @@ def shut_down(context: ConsumerContext) -> Routine:
     else:
         release(context, context.forget_claimed())
     steps += [partial(settle_finished, context), partial(settle_postponed, context, last=True)]
+    steps.append(partial(write_last_counts, context))
     if context.registered:
         steps.append(partial(_deregister, context))
     for step in steps:

@@ -38,7 +38,7 @@ from sqlaqueue.consumer.leased import (
     run_leased,
     settle_finished,
 )
-from sqlaqueue.consumer.maintenance import cleanup, handlers_running, leases
+from sqlaqueue.consumer.maintenance import cleanup, handlers_running, leases, minutes
 from sqlaqueue.consumer.maintenance.cleanup import reconcile_all
 from sqlaqueue.consumer.maintenance.state import Maintenance
 from sqlaqueue.consumer.notifications.polls import notify_settled
@@ -463,6 +463,7 @@ TASKS: tuple[Task, ...] = (
     cleanup.reconcile_messages,
     cleanup.delete_old,
     cleanup.delete_old_attempts,
+    minutes.write_counts,
     cleanup.close_unused,
 )
 

@@ -9,8 +9,8 @@ import sqlalchemy as sa
 from sqlalchemy.sql.selectable import NamedFromClause
 
 from sqlaqueue._typing import AnySelect
-from sqlaqueue.queue.spec import QueueSpec
-from sqlaqueue.sql.portable import clock, converted, epoch
+from sqlaqueue.queue.spec import QueueSpec, within_calendar
+from sqlaqueue.sql.portable import clock, converted, epoch, seconds_between
 
 _MOST_PRIORITIES = 100
 """The number of priorities whose due jobs are read: some programs give each job a priority of its own."""
@@ -34,6 +34,21 @@ def upcoming_times(
     levels = _priorities(priority, conditions)
     each = later.where(priority == levels.c.level).correlate(levels).lateral("sqlaqueue_each")
     return sa.select(each.c.moment).select_from(levels.join(each, sa.true())).order_by(each.c.moment).limit(limit)
+
+
+def count_waiting(spec: QueueSpec, limit: int, *, by_priority: bool) -> tuple[sa.ColumnElement[int], sa.Subquery]:
+    """Return how many jobs are pending, up to ``limit``; and a row of how many are due, and the age of the oldest.
+
+    The number of due jobs may be higher than ``limit``, as so many of each priority are counted. The age is in seconds.
+    """
+    jobs = spec.strategy.pending_jobs(spec, limit)
+    first = jobs.limit(limit).subquery("sqlaqueue_first_pending")
+    pending = sa.select(sa.func.count()).select_from(first).scalar_subquery().label("pending")
+    waiting_jobs = jobs.order_by(None).subquery("sqlaqueue_pending_jobs")
+    since = due_since(spec, waiting_jobs, limit, by_priority=by_priority).subquery("sqlaqueue_due_since")
+    age = seconds_between(within_calendar(sa.func.min(since.c.since)), clock()).label("age")
+    due = sa.select(sa.func.count().label("due"), age).select_from(since).subquery("sqlaqueue_counted_due")
+    return pending, due
 
 
 def due_since(

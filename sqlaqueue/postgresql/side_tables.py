@@ -14,7 +14,7 @@ from sqlalchemy.sql.selectable import NamedFromClause
 
 from sqlaqueue.notify_payloads import Signal
 from sqlaqueue.postgresql.triggers import notification, wakes
-from sqlaqueue.queue.names import ATTEMPT, CONSUMERS, CONTROL, CRASH_JOURNAL, DEAD_LETTER, RATE
+from sqlaqueue.queue.names import ATTEMPT, CONSUMERS, CONTROL, CRASH_JOURNAL, DEAD_LETTER, MINUTE, RATE
 from sqlaqueue.queue.spec import QueueSpec
 from sqlaqueue.sql.portable import Called, MomentOfInsert, clock, converted, json_array
 from sqlaqueue.sql.types import insert_or_ignore, insert_or_replace
@@ -328,4 +328,31 @@ def attempt(spec: QueueSpec) -> sa.Table:
         # Their names are not subject to a naming convention of the MetaData.
         sa.Index(conv(f"ix_{ATTEMPT}_job"), "queue", "key"),
         sa.Index(conv(f"ix_{ATTEMPT}_ended"), "queue", "ended_at"),
+    )
+
+
+BOUNDS = (0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 30, 60, 120, 300, 900, 3600, 14400, 86400)
+"""The upper bounds in seconds of the classes into which wait and run times are counted; the last class has none."""
+
+ENDINGS = ("completed", "retried", "failed", "cancelled")
+WAITS, RUNS = (tuple(f"{kind}_{number}" for number in range(len(BOUNDS) + 1)) for kind in ("wait", "run"))
+COUNTED = (*ENDINGS, *WAITS, *RUNS)
+"""The columns of the table of minutes that are summed up."""
+MEASURED = ("pending", "due", "oldest_due")
+"""Its columns of which the highest value counts."""
+
+
+def minute(spec: QueueSpec) -> sa.Table:
+    """What has ended in each minute of queues with statistics, and how deep they were.
+
+    The minute is a number, as periods of it are then the same SQL everywhere. Nothing is NULL rather than 0: most
+    classes of a minute are empty, and take no space.
+    """
+    return _table(
+        spec,
+        MINUTE,
+        sa.Column("queue", sa.Text(), primary_key=True),
+        # Minutes since 1970, in UTC.
+        sa.Column("minute", sa.Integer(), primary_key=True, autoincrement=False),
+        *(sa.Column(name, sa.Integer()) for name in (*MEASURED, *COUNTED)),
     )

@@ -321,6 +321,7 @@ def _on_shards(spec: QueueSpec, table: str) -> Iterator[str]:
         "unique": config.unique is not None,
         " and ".join(spec.flow_rules): bool(spec.flow_rules),
         "attempt_history": config.attempt_history is not None,
+        "statistics": config.statistics,
         "waits_for": bool(config.waits),
     }
     for option, is_used in refused.items():

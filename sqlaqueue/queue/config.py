@@ -146,6 +146,8 @@ class QueueConfig:
         that are not named are kept.
     :param attempt_history: how long ended attempts are kept in the table ``sqlaqueue_attempt``, in seconds or as a
         timedelta; None for no history. Consumers write a row for each attempt, and delete older ones.
+    :param statistics: True lets Consumers count what ends in each minute, and how long it waited and ran, in the table
+        ``sqlaqueue_minute``, from which the dashboard draws the last 30 days. They write it once a minute.
     :param unique: refuses a second job with the same values of some attributes, see :class:`~sqlaqueue.Unique`.
     :param flow_control: a list of rules that hold jobs back, in any order:
         :class:`~sqlaqueue.ConcurrencyLimit` limits how many jobs run at the same time, :class:`~sqlaqueue.RateLimit`
@@ -173,6 +175,7 @@ class QueueConfig:
     on_complete: Literal["keep", "delete"] = "keep"
     retention: Mapping[str, Delay] = field(default_factory=dict)
     attempt_history: Delay | None = None
+    statistics: bool = False
     unique: Unique | None = None
     flow_control: Sequence[FlowRule] = ()
     waits_for: str | WaitFor | Sequence[str | WaitFor] = ()
@@ -198,9 +201,11 @@ class QueueConfig:
         if name is not None and (not isinstance(name, str) or not name):
             msg = f"QueueConfig(name={self.name!r}): use a text, or None for the table's name"
             raise ConfigurationError(msg)
-        if not isinstance(self.notify, bool):
-            msg = f"QueueConfig(notify={self.notify!r}): use True or False"
-            raise ConfigurationError(msg)
+        for option in ("notify", "statistics"):
+            given: object = getattr(self, option)  # without a type checker, callers may pass any object
+            if not isinstance(given, bool):
+                msg = f"QueueConfig({option}={given!r}): use True or False"
+                raise ConfigurationError(msg)
         self._check_columns()
         object.__setattr__(self, "extra_columns", self._checked_extra_columns())
         if self.adopt is not None:

@@ -104,6 +104,8 @@ class Run:
     """How often the handler was called: again for a job of a batch that has failed as a whole."""
     duration: float | None = None
     """The seconds that the handler took; None before it returned."""
+    due_at: float | None = None
+    """When the job was due, by the same clock; None if that is not known, and in a queue without statistics."""
     part: tuple[Any, ...] | None = None
     """The key of the job, see :mod:`sqlaqueue.flow_control.freed`, until its end is known there."""
     traceparent: str | None = None

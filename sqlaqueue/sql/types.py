@@ -432,12 +432,23 @@ def insert_or_ignore(table: sa.Table, rows: Rows) -> sa.Insert:
 
 
 def insert_or_replace(
-    table: sa.Table, rows: Rows, *, replaced: Sequence[str] = (), raised: Sequence[str] = ()
+    table: sa.Table,
+    rows: Rows,
+    *,
+    replaced: Sequence[str] = (),
+    raised: Sequence[str] = (),
+    added: Sequence[str] = (),
 ) -> sa.Insert:
-    """Return an INSERT that writes the columns ``replaced`` of existing rows, and ``raised`` where they are smaller."""
+    """Return an INSERT that writes the columns ``replaced`` of existing rows, and ``raised`` where they are smaller.
+
+    It adds to the columns ``added``, where NULL is nothing.
+    """
     insert = _insert(table, rows)
     values: dict[str, Any] = {name: insert.excluded[name] for name in replaced}
     values |= {name: greatest(table.c[name], insert.excluded[name]) for name in raised}
+    for name in added:
+        old, new = table.c[name], insert.excluded[name]
+        values[name] = sa.func.coalesce(old + new, old, new)
     return insert.on_conflict_do_update(index_elements=list(table.primary_key), set_=values)
 
 

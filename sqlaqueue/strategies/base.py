@@ -20,7 +20,7 @@ from sqlaqueue._typing import AnySelect
 from sqlaqueue.flow_control.admission import admit
 from sqlaqueue.postgresql.claim_scan import take_first
 from sqlaqueue.postgresql.due_times import upcoming_times
-from sqlaqueue.postgresql.side_tables import attempt, consumers, control, crash_journal, request_cancellation
+from sqlaqueue.postgresql.side_tables import attempt, consumers, control, crash_journal, minute, request_cancellation
 from sqlaqueue.postgresql.triggers import attach_wake_triggers
 from sqlaqueue.postgresql.waits import changes_table, miscounted
 from sqlaqueue.queue.names import TURN, WAITS
@@ -254,6 +254,8 @@ class ClaimStrategy(StatementParts):
             self.attach_retention(spec)
         if spec.config.attempt_history is not None:
             attempt(spec)
+        if spec.config.statistics:
+            minute(spec)
         if spec.config.waits:
             spec.side_tables[WAITS] = changes_table(spec)
             add_index(spec, "waiting", spec.keys, where=spec.in_state("waiting"))

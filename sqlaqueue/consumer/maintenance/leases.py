@@ -277,7 +277,8 @@ def heartbeat(maintenance: Maintenance, now: float) -> Routine:
     # Even if it fails: another try each moment would not help during an outage.
     maintenance.sent_changes = changes
     others, moment = yield ExecuteInOwnSession(send_heartbeat, (context, beat))
-    context.polls.heartbeat_sent(others, moment - time.monotonic())
+    context.clock_ahead = moment - time.monotonic()
+    context.polls.heartbeat_sent(others, context.clock_ahead)
 
 
 class SentHeartbeat(NamedTuple):

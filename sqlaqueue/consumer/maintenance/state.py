@@ -396,7 +396,7 @@ class Maintenance:
         self.reconciling_took = 0.0
         """The seconds of this round so far."""
         self._busy_at = time.monotonic()
-        optional = {"retention": self.retention.walks, "history": self.history}
+        optional = {"retention": self.retention.walks, "history": self.history, "minute": context.counts is not None}
         for task in ("heartbeat", "reconcile", "unchanged", *(name for name, needed in optional.items() if needed)):
             self.timers.set(task, time.monotonic())
 

@@ -8,7 +8,7 @@ import functools
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from datetime import timedelta
+from datetime import datetime
 from typing import Any
 
 import anyio
@@ -24,9 +24,10 @@ from sqlaqueue.admin.schedules import ScheduleInfo
 from sqlaqueue.admin.state import AboutConsumer, KeyAtLimit, about_consumer, failing_consumers
 from sqlaqueue.queue.run import key_text
 from sqlaqueue.queue.spec import QueueSpec
-from sqlaqueue.web.charts import Bar, Range, bar_chart, range_chart, sparkline
+from sqlaqueue.web.charts import LONG_PERIOD, Bar, Range, bar_chart, history_charts, range_chart, sparkline
 from sqlaqueue.web.context import PageContext, SharedResult, both, shared_result
 from sqlaqueue.web.data import queues as data
+from sqlaqueue.web.data.history import History
 from sqlaqueue.web.data.past import MINUTES, SPANS, Durations, FailureKinds, Percentiles, Throughput
 from sqlaqueue.web.data.queues import COUNT_LIMIT
 from sqlaqueue.web.data.reader import Memory, Part, Unavailable, attempt_part, problem_text
@@ -519,9 +520,6 @@ def _sum(numbers: Iterable[int]) -> str:
     return f"{sum(listed):,}" + ("+" if any(each >= COUNT_LIMIT for each in listed) else "")
 
 
-_LONG_BUCKET = timedelta(hours=1)
-"""The period from which on a chart covers several days, so that its bars need a date."""
-
 _SPANS = {span.name: span for span in SPANS}
 
 
@@ -553,21 +551,27 @@ async def queue(context: PageContext) -> Response:
         target=target_of(spec),
         listed_url=lambda listed: listed_url(context, shown, listed),
         key_at_limit=lambda key: _key_at_limit(context, shown, key),
-        throughput_chart=_throughput_chart,
+        throughput_chart=lambda throughput: _throughput_chart(throughput, past.history.value),
+        history_charts=history_charts,
         durations_chart=_durations_chart,
         percentile_rows=_percentile_rows,
         error_text=lambda schedule: None if is_redacted else schedule,
     )
 
 
-def _throughput_chart(throughput: Throughput) -> Markup:
+def _throughput_chart(throughput: Throughput, history: History | None = None) -> Markup:
+    """Return the chart of what has ended; if it is that of a history, with its gaps."""
+    gaps = set[datetime]()
+    if history is not None:
+        gaps = {at for at, point in zip(history.begins, history.points, strict=True) if point is None}
     what = "attempts" if throughput.counts_attempts else "jobs"
     period = duration(throughput.bucket)
     bars = [
         Bar(
-            label=clock_text(bucket.begins, with_date=throughput.bucket >= _LONG_BUCKET),
+            label=clock_text(bucket.begins, with_date=throughput.bucket >= LONG_PERIOD),
             parts=bucket.counts,
             is_partial=bucket is throughput.buckets[-1] and len(throughput.buckets) > 1,
+            is_gap=bucket.begins in gaps,
         )
         for bucket in throughput.buckets
     ]

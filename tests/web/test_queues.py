@@ -290,7 +290,13 @@ async def test_each_strategy_has_a_page(engine: sa.Engine, kind: str, options: A
 
 @pytest.mark.parametrize(
     ("ended", "opened"),
-    [((1, 40), "hour"), ((4000, 90_000), "day"), ((90_000, 10**6), "week"), ((2 * 10**6,), "month")],
+    [
+        ((1, 40), "hour"),
+        ((4000, 90_000), "6hours"),
+        ((30_000,), "day"),
+        ((90_000, 10**6), "week"),
+        ((2 * 10**6,), "month"),
+    ],
 )
 async def test_the_page_opens_on_the_span_in_which_something_has_ended(
     engine: sa.Engine, ended: tuple[int, ...], opened: str
@@ -312,7 +318,7 @@ async def test_the_times_are_those_of_the_span_that_is_shown(engine: sa.Engine) 
     setup = Setup.of(engine, "update_status", unique=None, extra_columns=("started_at",))
     finish(setup, "completed", 2 * 86400, 3 * 86400, started_at=7, created_at=9)
     page = await page_of(setup, "queues/job")
-    assert "Of the newest runs of the last week" in page
+    assert "Of the newest runs of the last 7 days" in page
     assert "7.0 s" in page
     assert "No job has run within the last day" in await page_of(setup, "queues/job?span=day")
 

@@ -253,6 +253,8 @@ _COUNTED_AS = {"rescued": "retried"}
 @dataclass(frozen=True, kw_only=True)
 class ChartSpan:
     name: str
+    """Its name in addresses."""
+    label: str
     length: timedelta
     buckets: Sequence[timedelta]
     """The periods by which it may be divided, each a multiple of the first one."""
@@ -263,13 +265,18 @@ def _lengths(*numbers: int) -> tuple[timedelta, ...]:
     return tuple(timedelta(seconds=number) for number in numbers)
 
 
-MINUTES = ChartSpan(name="minutes", length=timedelta(minutes=15), buckets=_lengths(5, 10, 15, 30), bars=30)
-HOUR = ChartSpan(name="hour", length=timedelta(hours=1), buckets=_lengths(5, 10, 15, 30, 60), bars=60)
-DAY = ChartSpan(name="day", length=timedelta(days=1), buckets=_lengths(300, 900), bars=96)
-WEEK = ChartSpan(name="week", length=timedelta(days=7), buckets=_lengths(3600, 7200), bars=96)
-MONTH = ChartSpan(name="month", length=timedelta(days=30), buckets=_lengths(10800, 21600, 43200), bars=96)
+MINUTES = ChartSpan(
+    name="minutes", label="15 minutes", length=timedelta(minutes=15), buckets=_lengths(5, 10, 15, 30), bars=30
+)
+HOUR = ChartSpan(name="hour", label="hour", length=timedelta(hours=1), buckets=_lengths(5, 10, 15, 30, 60), bars=60)
+HOURS = ChartSpan(name="6hours", label="6 hours", length=timedelta(hours=6), buckets=_lengths(60, 120, 300), bars=96)
+DAY = ChartSpan(name="day", label="day", length=timedelta(days=1), buckets=_lengths(300, 900), bars=96)
+WEEK = ChartSpan(name="week", label="7 days", length=timedelta(days=7), buckets=_lengths(3600, 7200), bars=96)
+MONTH = ChartSpan(
+    name="month", label="30 days", length=timedelta(days=30), buckets=_lengths(10800, 21600, 43200), bars=96
+)
 
-SPANS = (HOUR, DAY, WEEK, MONTH)
+SPANS = (HOUR, HOURS, DAY, WEEK, MONTH)
 """The spans of the page of a queue."""
 
 
@@ -278,8 +285,12 @@ def span_with_data(reader: QueueReader, source: FinishedJobs | Unavailable) -> C
     if isinstance(source, Unavailable):
         return SPANS[0]
     newest = source.newest(SPANS[-1].length, 1).subquery("sqlaqueue_newest")
-    ended = reader.execute(sa.select(newest.c.ended_at)).scalar()
-    ago = timedelta(0) if ended is None else reader.now - ended
+    return span_of(reader.now, reader.execute(sa.select(newest.c.ended_at)).scalar())
+
+
+def span_of(now: datetime, ended: datetime | None) -> ChartSpan:
+    """Return the shortest span in which a moment is; the shortest of all for None."""
+    ago = timedelta(0) if ended is None else now - ended
     return next((span for span in SPANS if ago <= span.length), SPANS[-1])
 
 

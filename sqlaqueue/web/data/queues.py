@@ -40,6 +40,7 @@ from sqlaqueue.queue.run import key_text
 from sqlaqueue.queue.spec import QueueSpec
 from sqlaqueue.schedules.recurrence import ScheduleTables
 from sqlaqueue.web.data import past
+from sqlaqueue.web.data.history import History, end_of, has_statistics, newest_minute, read_history
 from sqlaqueue.web.data.reader import Memory, Part, QueueReader, Unavailable
 
 _LOCK_TIMEOUT = "200ms"
@@ -277,6 +278,8 @@ def read_recent_failures(session: Session, spec: QueueSpec, memory: Memory) -> p
 class QueuePast:
     span: past.ChartSpan
     throughput: Part[past.Throughput | Unavailable]
+    history: Part[History | None]
+    """None without statistics, and as long as no Consumer has written any of the span."""
     durations: Part[past.Durations]
     failures: Part[past.FailureKinds | Unavailable]
 
@@ -293,22 +296,38 @@ def read_past(
     reader = QueueReader.begin(session, spec, memory)
     found = reader.part(lambda: past.find_finished_jobs(reader))
     source = found.value
+    wanted = span or _span_with_data(reader, source)
+    history: Part[History | None] = Part()
+    if has_statistics(spec):
+        history = reader.part(lambda: read_history(session, spec, wanted, reader.now))
+    counted = None if history.value is None else history.value.throughput()
     if source is None:
         problem = found.problem
         return QueuePast(
-            span=span or past.HOUR,
-            throughput=Part(problem=problem),
+            span=wanted,
+            throughput=Part(problem=problem) if counted is None else Part(counted),
+            history=history,
             durations=Part(problem=problem),
             failures=Part(problem=problem),
         )
-    wanted = span or reader.part(lambda: past.span_with_data(reader, source)).value or past.HOUR
     within = max(past.SPAN, wanted.length)
     hidden = Unavailable(reason="The texts of errors are redacted.")
     failures: Part[past.FailureKinds | Unavailable]
-    throughput = reader.part(lambda: past.read_throughput(reader, wanted, source=source))
+    throughput = reader.part(lambda: counted or past.read_throughput(reader, wanted, source=source))
     durations = reader.part(lambda: past.read_durations(reader, source, within))
     failures = reader.part(lambda: past.read_failure_kinds(reader, source) if shows_errors else hidden)
-    return QueuePast(span=wanted, throughput=throughput, durations=durations, failures=failures)
+    return QueuePast(span=wanted, throughput=throughput, history=history, durations=durations, failures=failures)
+
+
+def _span_with_data(reader: QueueReader, source: past.FinishedJobs | Unavailable | None) -> past.ChartSpan:
+    """Return the shortest span in which something has ended; the shortest of all if that is not known."""
+    if has_statistics(reader.spec):
+        newest = reader.part(lambda: reader.execute(newest_minute(reader.spec)).scalar()).value
+        if newest is not None:
+            return past.span_of(reader.now, end_of(newest))
+    if source is None:
+        return past.HOUR
+    return reader.part(lambda: past.span_with_data(reader, source)).value or past.HOUR
 
 
 _GROWING = (ATTEMPT, DEAD_LETTER)

@@ -39,10 +39,15 @@ class Customer(Base):
 
 
 class Email(QueueMixin, Base):
-    """Leases, an attempt history, the time of the start."""
+    """Leases, an attempt history, statistics, the time of the start."""
 
     __tablename__ = "email"
-    __queue__ = QueueConfig(strategy="update_status", attempt_history=timedelta(days=14), extra_columns=("started_at",))
+    __queue__ = QueueConfig(
+        strategy="update_status",
+        attempt_history=timedelta(days=14),
+        statistics=True,
+        extra_columns=("started_at",),
+    )
 
     id: Mapped[int] = mapped_column(sa.BigInteger, primary_key=True)
     customer_id: Mapped[int] = mapped_column(sa.ForeignKey("customer.id"), index=True)
@@ -126,6 +131,7 @@ def fill(session: Session) -> None:
     insert(session, Thumbnail, [*_finished(dice, now, 400), *_waiting(dice, now, 62)], _thumbnail, dice)
     insert(session, Report, [*_finished(dice, now, 60), *_failed(dice, now)[:2]], _report, dice)
     _history(session, now)
+    session.execute(sa.text(MINUTES))
     _consumers(session, now)
     session.commit()
     for group in schedule_groups(SCHEDULES, "fill"):
@@ -252,6 +258,25 @@ def _history(session: Session, now: datetime) -> None:
                     }
                 )
         session.execute(sa.insert(table), rows)
+
+
+MINUTES = """
+WITH minutes AS (
+  SELECT minute, 12 + 9 * sin(ago / 1440.0 * 6.2832) + abs(hashint4(minute)) % 7 AS jobs,
+    CASE WHEN ago BETWEEN 150 AND 210 THEN 210 - ago WHEN ago BETWEEN 12200 AND 12600 THEN 40 ELSE 0 END AS late
+  FROM generate_series(0, 44000) AS ago,
+    LATERAL (SELECT floor(extract(epoch FROM now()) / 60)::int - ago AS minute) AS at
+  WHERE ago NOT BETWEEN 25 AND 31 AND ago NOT BETWEEN 400 AND 520 AND ago NOT BETWEEN 21000 AND 23000
+)
+INSERT INTO sqlaqueue_minute (
+  queue, minute, pending, due, oldest_due, completed, retried, failed, wait_4, wait_7, wait_13, run_5, run_6, run_9
+)
+SELECT 'email', minute, (40 + 9 * late + jobs)::int, (late * 9 + jobs / 3)::int, late * 6 + 2, jobs::int,
+  CASE WHEN late > 0 OR minute % 5 = 0 THEN 2 END, CASE WHEN minute % 97 = 0 OR late > 30 THEN 1 END,
+  (jobs * 0.7)::int, (jobs * 0.3)::int, CASE WHEN late > 5 THEN 9 END, (jobs * 0.6)::int, (jobs * 0.35)::int, 1
+FROM minutes
+"""
+"""31 days of statistics with times without a Consumer, and with a queue that was late twice."""
 
 
 def _ticks(session: Session, now: datetime) -> None:

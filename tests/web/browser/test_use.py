@@ -105,11 +105,13 @@ def test_a_list_follows_the_queue_and_keeps_the_selection(own_site: Site, open_v
 
 def test_a_table_opened_in_a_chart_stays_open(own_site: Site, open_view: MakeView) -> None:
     view = open_view(own_site).open("queues/email").settle()
-    view.page.get_by_text("As a table").click()
+    for part in ("throughput", "history"):
+        view.page.locator(f"#{part}").get_by_text("As a table").click()
     before = view.page.locator("#depth").inner_text()
     own_site.add(Email(customer_id=1, to="new@example.com", subject="new"))
     view.wait_for("before => document.getElementById('depth').innerText !== before", before)
-    assert view.page.locator("#throughput details").get_attribute("open") is not None
+    for part in ("throughput", "history"):
+        assert view.page.locator(f"#{part} details").get_attribute("open") is not None
 
 
 def test_the_fix_of_a_finding_is_copied(own_site: Site, open_view: MakeView) -> None:

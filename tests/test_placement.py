@@ -75,6 +75,7 @@ def test_a_table_with_triggers_has_to_lose_them_before_it_is_distributed() -> No
     ("config", "text"),
     [
         ({"strategy": "batch_select"}, "where strategy='batch_select' cannot hold rows"),
+        ({"statistics": True}, "of statistics in QueueConfig; leave it out"),
         ({"notify": True}, "of notify=True in QueueConfig; use notify=False, so that Consumers poll"),
         ({"unique": Unique("priority")}, "of unique in QueueConfig; leave it out"),
         ({"flow_control": [ConcurrencyLimit(1)]}, "of ConcurrencyLimit in QueueConfig; leave it out"),

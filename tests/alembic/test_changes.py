@@ -532,6 +532,17 @@ def test_the_table_is_created_and_dropped(database: Database, make: Any, strateg
     assert in_any_order(dump(database)) == in_any_order(wanted(without, database))
 
 
+def test_the_table_of_statistics_is_created_and_dropped(database: Database, make: Any) -> None:
+    without = order(QueueConfig())
+    project = make(without)
+    counted = order(QueueConfig(statistics=True))
+    assert "op.create_table('sqlaqueue_minute'" in changed(project, counted)
+    assert in_any_order(dump(database)) == in_any_order(wanted(counted, database))
+    project.check()
+    assert "op.drop_table('sqlaqueue_minute')" in changed(project, without)
+    assert in_any_order(dump(database)) == in_any_order(wanted(without, database))
+
+
 def test_names_do_not_depend_on_a_naming_convention() -> None:
     model = order(QueueConfig(attempt_history=60))
     (table,) = [table for table in model.metadata.tables.values() if table.name == "sqlaqueue_attempt"]

@@ -400,6 +400,7 @@ def test_side_tables_elsewhere_than_a_local_table(engine: sa.Engine, kind: str) 
             {"flow_control": [ConcurrencyLimit(1), FairShare("tenant")]},
         ),
         ("attempt_history", {"attempt_history": 3600}),
+        ("statistics", {"statistics": True}),
     ],
 )
 def test_options_on_shards(engine: sa.Engine, sharded_engine: sa.Engine, option: str, config: dict[str, Any]) -> None:

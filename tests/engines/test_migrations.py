@@ -209,6 +209,8 @@ CHANGES: dict[str, tuple[QueueConfig, QueueConfig]] = {
     "a column": (CONFIGS["plain"], QueueConfig(extra_columns=("started_at",))),
     "no column": (QueueConfig(extra_columns=("started_at",)), CONFIGS["plain"]),
     "an attempt history": (CONFIGS["plain"], QueueConfig(attempt_history=60)),
+    "statistics": (CONFIGS["plain"], QueueConfig(statistics=True)),
+    "no statistics": (QueueConfig(statistics=True), CONFIGS["plain"]),
 }
 
 

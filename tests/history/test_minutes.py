@@ -18,6 +18,7 @@ from sqlaqueue import Cancel, Constant, Consumer, Snooze, claim
 from sqlaqueue.consumer.maintenance import minutes
 from sqlaqueue.consumer.outcomes import COMPLETED, FinishedRun, MinuteCounts
 from sqlaqueue.consumer.settings import ConsumerSettings
+from sqlaqueue.exc import DatabaseNotReadyError
 from sqlaqueue.mapping.mixin import spec_of
 from sqlaqueue.postgresql.side_tables import BOUNDS, COUNTED, ENDINGS, MEASURED, RUNS, WAITS
 from sqlaqueue.queue.names import MINUTE
@@ -264,7 +265,9 @@ def test_old_minutes_are_deleted_in_pieces(each_engine: sa.Engine) -> None:
             minutes.measure(session, settings, time.monotonic())
             left.append(Counter(row["queue"] for row in rows(each_engine, model)))
     # A day's rows by each transaction, until none is older than 31 days; those of another queue stay.
-    assert [before["job"] - after["job"] for before, after in itertools.pairwise(left)] == [24, 0, 0]
+    first, *others = [before["job"] - after["job"] for before, after in itertools.pairwise(left)]
+    # One more becomes old enough if a minute ends meanwhile.
+    assert (first, sum(others) <= 1) == (24, True)
     assert left[0]["job"] == len(old) // 2 - 24
     assert left[-1]["other"] == len(old) // 2
     assert min(row["minute"] for row in rows(each_engine, model) if row["queue"] == "job") >= now - minutes.KEPT
@@ -330,6 +333,13 @@ def test_a_queue_without_statistics_has_nothing_of_them(each_engine: sa.Engine) 
     insert(each_engine, model, [{}])
     consumer.drain()
     assert seen == [None]
+
+
+def test_a_consumer_does_not_start_without_its_table(each_engine: sa.Engine) -> None:
+    model = created(each_engine, make_model())
+    execute(each_engine, f"DROP TABLE {MINUTE}")
+    with pytest.raises(DatabaseNotReadyError, match=MINUTE):
+        consumer_of(each_engine, model).drain()
 
 
 REFUSE = (

@@ -82,6 +82,8 @@ WRONG: list[tuple[dict[str, Any], str]] = [
         {"attempt_history": 0},
         r"attempt_history=0\): use seconds or a timedelta, from one second to 100 years, as in attempt_history=",
     ),
+    ({"statistics": 1}, r"QueueConfig\(statistics=1\): use True or False"),
+    ({"statistics": None}, r"QueueConfig\(statistics=None\): use True or False"),
     ({"attempt_history": True}, r"attempt_history=True\): use seconds or a timedelta, from one second"),
     ({"attempt_history": "14 days"}, r"attempt_history='14 days'\): use seconds or a timedelta, from one second"),
     ({"attempt_history": -1}, r"attempt_history=-1\): use seconds or a timedelta, from one second"),
@@ -207,7 +209,7 @@ def test_a_checked_constructor_has_its_own_signature() -> None:
         "nulls_distinct",
         "on_return",
     ]
-    assert (QueueConfig.__init__.__name__, len(inspect.signature(QueueConfig).parameters)) == ("__init__", 17)
+    assert (QueueConfig.__init__.__name__, len(inspect.signature(QueueConfig).parameters)) == ("__init__", 18)
 
 
 @pytest.mark.once

@@ -12,6 +12,7 @@ from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column, sess
 from sqlaqueue import ConcurrencyLimit, Consumer, Fail, InOrder, QueueConfig, QueueMixin, RateLimit, claim
 from sqlaqueue.admin import QueueAdmin
 from sqlaqueue.consumer.maintenance.cleanup import delete_batch
+from sqlaqueue.consumer.maintenance.minutes import measure
 from sqlaqueue.consumer.maintenance.state import Walk
 from sqlaqueue.exc import DatabaseNotReadyError
 from tests.contexts import settings_of
@@ -203,6 +204,44 @@ def test_a_role_that_enqueues_needs_nothing_for_a_history(recorded: Roles) -> No
         session.commit()
         with pytest.raises(sa.exc.ProgrammingError, match="permission denied for table sqlaqueue_attempt"):
             session.execute(sa.text("SELECT 1 FROM sqlaqueue_attempt"))
+
+
+# -- statistics --------------------------------------------------------------------------------------------------------
+
+
+class Crate(QueueMixin, Base):
+    __tablename__ = "crate"
+    __queue__ = QueueConfig(statistics=True)
+    id: Mapped[int] = mapped_column(primary_key=True)
+
+
+@pytest.fixture
+def counted(roles: Roles) -> Roles:
+    Base.metadata.create_all(roles.engine("owner"))
+    others = [grant.replace(" email ", " crate ") for grant in of_page("### `update_status`")]
+    roles.execute(*others, *of_page("## Statistics of a queue"))
+    return roles
+
+
+def test_a_worker_with_statistics_needs_what_the_page_says(counted: Roles) -> None:
+    counted.execute(
+        "INSERT INTO crate DEFAULT VALUES", "INSERT INTO sqlaqueue_minute (queue, minute) VALUES ('crate', 1)"
+    )
+    assert counted.consumer(Crate).drain() == 1
+    with Session(counted.engine("worker")) as session:
+        assert session.scalar(sa.text("SELECT sum(completed) FROM sqlaqueue_minute")) == 1
+        session.rollback()
+        measure(session, settings_of(Crate), 0.0)
+        # What is older than a month is deleted.
+        assert session.scalar(sa.text("SELECT min(minute) FROM sqlaqueue_minute")) > 1
+
+
+@pytest.mark.parametrize("right", ["SELECT", "INSERT", "UPDATE", "DELETE"])
+def test_a_missing_privilege_on_the_statistics_is_named(counted: Roles, right: str) -> None:
+    counted.execute(f"REVOKE {right} ON sqlaqueue_minute FROM worker")
+    consumer = counted.consumer(Crate)
+    with pytest.raises(DatabaseNotReadyError, match=rf"GRANT {right} ON TABLE sqlaqueue_minute TO worker_\w+$"):
+        consumer.drain()
 
 
 # -- functions that statements call, which by default every role may execute -------------------------------------------

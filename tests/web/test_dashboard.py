@@ -185,7 +185,7 @@ METHODS = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS", "TRACE", 
 @pytest.mark.parametrize("mounted", [None, in_starlette, in_fastapi, in_litestar])
 async def test_every_answer_has_the_headers(mounted: Any, dashboard: Any) -> None:
     app, below = (dashboard, "") if mounted is None else (mounted(dashboard), "/ops")
-    parts = {"queue": "email", "action": "pause", "file": "dashboard.css"}
+    parts = {"queue": "email", "action": "pause", "file": "dashboard.css", "form": "csv"}
     paths = [f"/{each.format(**parts)}" for each in PATHS.values()]
     paths += ["/nothing", "/queues/nothing", "/queues/email/", "/static/nothing", "//", "/%00", "/queues/%2e%2e"]
     if mounted is in_litestar:  # the others answer this one themselves

@@ -95,6 +95,18 @@ class Chip:
     url: str
 
 
+_OF_A_BRIEF = 3
+
+
+@dataclass(frozen=True)
+class Brief:
+    """What fits the two lines of a job on a phone."""
+
+    state: Cell | None
+    moment: Cell | None
+    rest: Sequence[Cell]
+
+
 @dataclass(frozen=True)
 class FilterField:
     name: str
@@ -263,6 +275,19 @@ class ListView:
         """Return whether a cell has the time since when a job of the list has been due."""
         moment = cell.moment if cell.column.role == "run_at" and self.request.wanted.state == "pending" else None
         return isinstance(moment, datetime) and moment.tzinfo is not None and moment <= datetime.now(UTC)
+
+    def brief(self, page: JobPage, job: JobRow) -> Brief:
+        """Return what a phone shows of a job: its error, or else the first values of the application."""
+        cells = [cell for cell in job.cells if cell.text and not cell.is_redacted]
+        moments = [cell for cell in cells if cell.moment is not None and cell.column.role is not None]
+        order = page.sort.removeprefix("-")
+        error = [cell for cell in cells if cell.column.role == "last_error"]
+        own = [cell for cell in cells if cell.column.role is None and not cell.column.is_key]
+        return Brief(
+            state=None if self.request.wanted.state else next((c for c in cells if c.column.kind == "state"), None),
+            moment=min(moments, key=lambda cell: cell.column.name != order, default=None),
+            rest=error or own[:_OF_A_BRIEF],
+        )
 
     def link(self, cell: Cell) -> str | None:
         return _link(self.context, cell.column, None if cell.is_cut else cell.text)

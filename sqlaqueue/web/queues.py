@@ -548,7 +548,6 @@ async def queue(context: PageContext) -> Response:
         chosen_span=span,
         spans=_SPANS,
         count_limit=COUNT_LIMIT,
-        target=target_of(spec),
         listed_url=lambda listed: listed_url(context, shown, listed),
         key_at_limit=lambda key: _key_at_limit(context, shown, key),
         throughput_chart=lambda throughput: _throughput_chart(throughput, past.history.value),

@@ -20,7 +20,7 @@ everywhere = pytest.mark.parametrize(
 
 
 def keys(view: View) -> list[str]:
-    return [each.strip() for each in view.page.locator("table.jobs tbody th.key").all_inner_texts()]
+    return [each.strip() for each in view.page.locator("table.jobs tbody th.key > a").all_inner_texts()]
 
 
 @everywhere
@@ -418,3 +418,26 @@ def test_links_work_on_pages_of_other_sites(
         view.page.get_by_role("link", name="Go on").click()
         view.page.get_by_role("heading", name="Health", exact=True).wait_for()
     assert app.links == []
+
+
+TARGETS = """() => [...document.querySelectorAll("#job-list a, #job-list button, #job-list label, #job-list summary")]
+    .filter((each) => each.checkVisibility() && !each.closest("thead"))
+    .map((each) => [each.textContent.trim(), Math.round(each.getBoundingClientRect().height)])
+    .filter(([, height]) => height < 44)"""
+
+
+def test_a_list_on_a_phone(open_view: MakeView, site: Site) -> None:
+    """Fifty jobs are a few screens, each is touched by a finger, and the actions stay in sight."""
+    view = open_view(site, size=PHONE, follows=False)
+    view.open("queues/email/jobs?state=completed&sort=id")
+    assert view.page.locator("table.jobs tbody tr").count() == 50
+    assert view.run("() => document.documentElement.scrollHeight") < 5000
+    assert view.run(TARGETS) == []
+    last = view.page.locator("table.jobs tbody tr").last
+    last.scroll_into_view_if_needed()
+    assert view.page.get_by_role("group", name="Selected jobs").get_by_role("button").first.is_visible()
+    box = view.page.locator(".bulk").bounding_box()
+    assert box is not None
+    assert 0 <= box["y"] < 100
+    view.open("queues/email/jobs?state=failed")
+    assert view.page.locator(".brief-rest").first.inner_text() == "SMTPRecipientsRefused: 550 5.1.1 mailbox unavailable"

@@ -23,6 +23,7 @@ from sqlaqueue.mapping.mixin import spec_of
 from sqlaqueue.postgresql.side_tables import BOUNDS, COUNTED, ENDINGS, MEASURED, RUNS, WAITS
 from sqlaqueue.queue.names import MINUTE
 from sqlaqueue.queue.run import Run
+from sqlaqueue.testing import drain
 from tests.consumer.bench import Server
 from tests.history.conftest import PAIRS
 from tests.models import add_messages, execute, insert, make_job, sent_statements
@@ -333,6 +334,15 @@ def test_a_queue_without_statistics_has_nothing_of_them(each_engine: sa.Engine) 
     insert(each_engine, model, [{}])
     consumer.drain()
     assert seen == [None]
+
+
+def test_jobs_of_a_test_are_not_counted(each_engine: sa.Engine) -> None:
+    model = created(each_engine, make_model())
+    with Session(each_engine) as session:
+        session.add(model())
+        assert drain(session, model, lambda session, job: None) == 1
+        session.commit()
+    assert rows(each_engine, model) == []
 
 
 def test_a_consumer_does_not_start_without_its_table(each_engine: sa.Engine) -> None:

@@ -262,7 +262,7 @@ def _history(session: Session, now: datetime) -> None:
 
 MINUTES = """
 WITH minutes AS (
-  SELECT minute, 12 + 9 * sin(ago / 1440.0 * 6.2832) + abs(hashint4(minute)) % 7 AS jobs,
+  SELECT minute, ago, 12 + 9 * sin(ago / 1440.0 * 6.2832) + abs(hashint4(ago)) % 7 AS jobs,
     CASE WHEN ago BETWEEN 150 AND 210 THEN 210 - ago WHEN ago BETWEEN 12200 AND 12600 THEN 40 ELSE 0 END AS late
   FROM generate_series(0, 44000) AS ago,
     LATERAL (SELECT floor(extract(epoch FROM now()) / 60)::int - ago AS minute) AS at
@@ -272,7 +272,7 @@ INSERT INTO sqlaqueue_minute (
   queue, minute, pending, due, oldest_due, completed, retried, failed, wait_4, wait_7, wait_13, run_5, run_6, run_9
 )
 SELECT 'email', minute, (40 + 9 * late + jobs)::int, (late * 9 + jobs / 3)::int, late * 6 + 2, jobs::int,
-  CASE WHEN late > 0 OR minute % 5 = 0 THEN 2 END, CASE WHEN minute % 97 = 0 OR late > 30 THEN 1 END,
+  CASE WHEN late > 0 OR ago % 5 = 0 THEN 2 END, CASE WHEN ago % 97 = 0 OR late > 30 THEN 1 END,
   (jobs * 0.7)::int, (jobs * 0.3)::int, CASE WHEN late > 5 THEN 9 END, (jobs * 0.6)::int, (jobs * 0.35)::int, 1
 FROM minutes
 """

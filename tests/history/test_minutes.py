@@ -367,6 +367,8 @@ def test_jobs_end_although_nothing_can_be_counted(database: Database, log: pytes
     assert consumer_of(engine, model).drain() == 3
     assert rows(engine, model) == []
     assert any("no statistics today" in each.getMessage() for each in log.records if each.levelno == logging.WARNING)
+    # It is no error of a settlement.
+    assert not any("could not settle" in each.getMessage() for each in log.records)
 
 
 @pytest.mark.usefixtures("often")

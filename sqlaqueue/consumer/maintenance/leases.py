@@ -277,8 +277,8 @@ def heartbeat(maintenance: Maintenance, now: float) -> Routine:
     # Even if it fails: another try each moment would not help during an outage.
     maintenance.sent_changes = changes
     others, moment = yield ExecuteInOwnSession(send_heartbeat, (context, beat))
-    context.clock_ahead = moment - time.monotonic()
-    context.polls.heartbeat_sent(others, context.clock_ahead)
+    context.clock_ahead = ahead = moment - time.monotonic()
+    context.polls.heartbeat_sent(others, ahead)
 
 
 class SentHeartbeat(NamedTuple):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -24,7 +25,7 @@ from sqlaqueue.postgresql.plans import shard_column
 from sqlaqueue.postgresql.side_tables import key_json, request_of_consumer, withdraw_request
 from sqlaqueue.queue.names import CONTROL
 from sqlaqueue.queue.options import FINISHED
-from sqlaqueue.queue.run import Key, key_text, key_value
+from sqlaqueue.queue.run import Key, key_text, key_tuple, key_value
 from sqlaqueue.queue.spec import QueueSpec
 from sqlaqueue.sessions import routing_to_primary
 from sqlaqueue.sql.engine import WRITES_LATER, engine_of, own_work, sqlstate
@@ -529,6 +530,10 @@ class Requeued(int):
         return made
 
 
+Then = Callable[[Sequence[Key]], object]
+"""Is called with the keys of the jobs that are pending again, before the commit."""
+
+
 def requeue(
     session: Session,
     jobs: Any,
@@ -537,14 +542,16 @@ def requeue(
     batch_size: int = BATCH_SIZE,
     limit: int | None = None,
     progress: Progress = int,
+    then: Then | None = None,
 ) -> Requeued:
     """Make finished jobs pending again, with no attempt counted; commit each batch, and return their number.
 
     :param jobs: instances; or a queue class or a select, whose jobs ``job_filter`` and ``limit`` narrow.
+    :param then: changes the jobs of a class or a select further, before each commit.
     """
     if isinstance(jobs, type | sa.Select):
         options: dict[str, Any] = {"size": batch_size, "limit": limit, "progress": progress}
-        results = in_batches(session, jobs, job_filter, requeue_some, **options)
+        results = in_batches(session, jobs, job_filter, functools.partial(requeue_some, then=then), **options)
         return _sum([one for one in results if isinstance(one, Requeued)])
     listed = instances(jobs, "requeue")
     if not listed:
@@ -557,7 +564,9 @@ def requeue(
     return _sum(done)
 
 
-def requeue_some(session: Session, model: type[Any], job_filter: JobFilter, keys: Sequence[Key]) -> Requeued:
+def requeue_some(
+    session: Session, model: type[Any], job_filter: JobFilter, keys: Sequence[Key], *, then: Then | None = None
+) -> Requeued:
     """Make finished jobs pending again; a ``change`` for :func:`in_batches`.
 
     They are requeued together, and each by itself if a duplicate of one of them is being enqueued.
@@ -571,9 +580,12 @@ def requeue_some(session: Session, model: type[Any], job_filter: JobFilter, keys
         if unique_key(spec) is None:
             refused: dict[Any, str] = {}
             parts = (_in_parts(session, model, some, verb, refused) for some in by_shard(session, spec, keys))
-            return Requeued(sum(map(len, parts)), refused=refused)
+            back = [row for part in parts for row in part]
+            _call(then, back)
+            return Requeued(len(back), refused=refused)
         rows = attempt(session, model, verb(keys), lock_timeout=LOCK_TIMEOUT, keys=keys)
         if rows is not None:
+            _call(then, [row for row in rows if row[1] is None])
             return _requeued(rows)
         # Backwards, so that of several duplicates among them the newest becomes pending.
         tried: dict[Key, Rows | None] = dict.fromkeys(reversed(keys))
@@ -581,8 +593,14 @@ def requeue_some(session: Session, model: type[Any], job_filter: JobFilter, keys
         for key in tried:
             if time.monotonic() < until:
                 tried[key] = attempt(session, model, verb([key]), lock_timeout=LOCK_TIMEOUT_ONE_BY_ONE, keys=[key])
+        _call(then, [row for rows in tried.values() for row in rows or () if row[1] is None])
     done = _sum([_requeued(rows) for rows in tried.values() if rows is not None])
     return Requeued(done, done.duplicates, done.left + [key_value(key) for key, rows in tried.items() if rows is None])
+
+
+def _call(then: Then | None, rows: Rows) -> None:
+    if then is not None and rows:
+        then([key_tuple(row[0]) for row in rows])
 
 
 def _requeued(rows: Rows) -> Requeued:

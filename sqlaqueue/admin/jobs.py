@@ -46,6 +46,27 @@ All engines agree on ASCII. Whether another character is a letter or a space dep
 locale C, PostgreSQL knows none of them, so that an error such as ``Größe: 3`` is of the kind :data:`OTHER`.
 """
 
+NO_TEXT = "(no text)"
+"""The message of an error that has a kind only."""
+
+WITHOUT_ERROR = "(no error)"
+"""The message of a job without an error."""
+
+_LONGEST_MESSAGE = 300
+"""The number of characters of an error from which its message is made."""
+
+_BEFORE_MESSAGE = rf"{_KIND}:\s*"
+
+_DIFFERS = (
+    r"[0-9A-Fa-f]{8}-(?:[0-9A-Fa-f]{4}-){3}[0-9A-Fa-f]{12}"  # a UUID
+    r"|0[xX][0-9A-Fa-f]+"  # an address, as of an object
+    r"|[0-9A-Fa-f]{8,}"  # a digest
+    r"|(?<![0-9A-Za-z])'[^']*(?:'|$)"  # a quoted text, but not the end of "can't"; it may have been cut
+    r'|"[^"]*(?:"|$)'
+    r"|[0-9]+(?:[.,:][0-9]+)*"  # a number, or a time
+)
+"""What differs in the errors of jobs that have failed for the same reason."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class JobFilter:
@@ -177,6 +198,22 @@ def kind_of(error: sa.ColumnElement[Any]) -> sa.ColumnElement[str]:
         # The prefix is enough, as a short column may have truncated the rest.
         (error.startswith(LEASE_EXPIRED.partition(":")[0] + ":"), sa.literal(RESCUED, sa.Text())),
         else_=sa.func.coalesce(prefix, sa.literal(OTHER, sa.Text())),
+    )
+
+
+def message_of(error: sa.ColumnElement[Any]) -> sa.ColumnElement[str]:
+    """Return the first line of an error without its kind, and with ``…`` for what differs from job to job.
+
+    These are numbers, UUIDs, digests and quoted texts: ``LookupError: job 5 not found`` and ``LookupError: job 6 not
+    found`` have the same message. It is an expression of PostgreSQL.
+    """
+    line = sa.func.regexp_substr(sa.func.left(error, _LONGEST_MESSAGE), sa.literal("^[^\n]*", sa.Text()))
+    without_kind = sa.func.regexp_replace(line, sa.literal(_BEFORE_MESSAGE, sa.Text()), sa.literal("", sa.Text()))
+    pattern, sign = sa.literal(_DIFFERS, sa.Text()), sa.literal("…", sa.Text())
+    message = sa.func.regexp_replace(without_kind, pattern, sign, sa.literal("g", sa.Text()))
+    return sa.case(
+        (sa.func.coalesce(error, "") == "", sa.literal(WITHOUT_ERROR, sa.Text())),
+        else_=sa.func.coalesce(sa.func.nullif(message, ""), sa.literal(NO_TEXT, sa.Text()), type_=sa.Text()),
     )
 
 

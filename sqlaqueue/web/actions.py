@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from datetime import timedelta
 from typing import Any, get_args
 
 from sqlalchemy.orm import Session
@@ -12,7 +13,18 @@ from sqlaqueue.admin import changes, schedules
 from sqlaqueue.exc import SqlaqueueError, StatementError
 from sqlaqueue.web import links
 from sqlaqueue.web.context import PageContext
-from sqlaqueue.web.data.bulk import BULK_ACTIONS, BulkAction, ByFilter, ByKeys, Done, Selection, act, preview
+from sqlaqueue.web.data.bulk import (
+    BULK_ACTIONS,
+    SPREADS,
+    BulkAction,
+    ByFilter,
+    ByKeys,
+    Done,
+    Selection,
+    act,
+    can_spread,
+    preview,
+)
 from sqlaqueue.web.data.edit import EditForm, read_copy, read_form, save, save_copy
 from sqlaqueue.web.data.job_columns import JobColumns
 from sqlaqueue.web.data.job_pages import Count, ListRequest
@@ -56,6 +68,7 @@ async def confirm(context: PageContext) -> Response:
         changed="an unknown number of" if changed is None else count_text(changed),
         is_one=changed == Count(1, is_complete=True),
         can=can,
+        spreads=SPREADS if action == "requeue" and can and can_spread(chosen.columns) else {},
         count_text=count_text,
         fields=[
             *links.fields_of_selection(chosen, until=until, most=most),
@@ -224,15 +237,16 @@ async def _act_on_jobs(context: PageContext, action: BulkAction) -> Response:
         chosen = links.selection_of(links.columns_in(context), action, form.fields)
         if isinstance(chosen, ByFilter) and chosen.until is None:
             raise BadRequest("until: it is missing.", "An action on all matching jobs begins with its preview.")
+        spread = _spread_in(form, action, chosen)
+        what = {**links.in_words(chosen), **({} if spread is None else {"spread": form.get("spread")})}
         try:
-            with context.failures_audited(action, queue, **links.in_words(chosen)):
-                done = await context.database.write(act, action, chosen)
+            with context.failures_audited(action, queue, **what):
+                done = await context.database.write(functools.partial(act, spread=spread), action, chosen)
         except SqlaqueueError as error:
             raise BadRequest(f"{error}") from error
     counts = {"asked": done.asked, "duplicates": done.duplicates, "left": done.left, "missing": done.missing}
     facts = {name: number for name, number in counts.items() if number}
-    what = {"keys": done.keys, **links.in_words(chosen)}
-    context.audit(action, queue, count=done.changed, **what, **facts, error=done.problem)
+    context.audit(action, queue, count=done.changed, **{"keys": done.keys, **what}, **facts, error=done.problem)
     if done.problem:
         text = f"{done.changed:,} jobs were changed. Then it was broken off: {done.problem}"
         raise ServiceUnavailable(text, "What was changed stays so. Look at the list, and repeat the action.")
@@ -240,6 +254,20 @@ async def _act_on_jobs(context: PageContext, action: BulkAction) -> Response:
     notices = [(code, counts[code]) for code in (_CHANGED[action], *facts, "unchanged") if counts[code]]
     page = _page_of(context, chosen, place) if not (action == "purge" and done.changed) else None
     return context.redirect(page or _next(context, action, chosen, done, came_from), *(notices or [("unchanged", 0)]))
+
+
+def _spread_in(form: FormData, action: BulkAction, chosen: Selection) -> timedelta | None:
+    """Return over how long the jobs are to become due; None for at once."""
+    name = form.get("spread")
+    if not name:
+        return None
+    if name not in SPREADS:
+        raise ParameterError("spread", f"use one of {', '.join(SPREADS)}")
+    if action != "requeue":
+        raise ParameterError("spread", "only a requeue is spread over some time")
+    if not can_spread(chosen.columns):
+        raise ParameterError("spread", "this queue has no time that could be set: it leaves out run_at, or redacts it")
+    return SPREADS[name]
 
 
 def _next(context: PageContext, action: str, chosen: Selection, done: Done, came_from: ListRequest | None) -> str:

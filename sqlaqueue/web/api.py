@@ -18,11 +18,12 @@ from starlette.responses import Response, StreamingResponse
 
 from sqlaqueue.admin.schedules import ScheduleInfo
 from sqlaqueue.web.context import PageContext
+from sqlaqueue.web.data.failures import CappedCount
 from sqlaqueue.web.data.job import ShownValue, read_life
 from sqlaqueue.web.data.job_columns import JobColumn, parse_exact
 from sqlaqueue.web.data.job_pages import PAGE, JobPage, ListRequest, parse_request, read_page
 from sqlaqueue.web.data.job_windows import JobRow
-from sqlaqueue.web.data.past import CappedCount, Throughput
+from sqlaqueue.web.data.past import Throughput
 from sqlaqueue.web.errors import BadRequest, NotFound
 from sqlaqueue.web.jobs import MOST_EXPORTED, no_job
 from sqlaqueue.web.links import bad_parameters, columns_in, filter_text, key_in

@@ -81,6 +81,7 @@ PATHS = {
     "workers": "workers",
     "confirm_worker": "workers/confirm",
     "act_on_worker": "workers/{action}",
+    "failures": "failures",
     "schedules": "schedules",
     "act_on_schedule": "schedules/{action}",
     "health": "health",

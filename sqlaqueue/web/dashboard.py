@@ -37,7 +37,7 @@ from sqlaqueue.web.context import PATHS, Page, PageContext, choose_zone, path_be
 from sqlaqueue.web.data.reader import problem_text
 from sqlaqueue.web.database import READER, Database, Reader
 from sqlaqueue.web.jobs import job, jobs
-from sqlaqueue.web.queues import claim, health, overview, queue, schedules, workers
+from sqlaqueue.web.queues import claim, failures, health, overview, queue, schedules, workers
 from sqlaqueue.web.rendering import shared_renderer
 from sqlaqueue.web.security import AS_IT_IS, check_host, check_origin, secured
 from sqlaqueue.web.settings import Access, Column, Link, Queue, Settings
@@ -290,6 +290,7 @@ GET: dict[str, Page] = {
     "claim": claim,
     "workers": workers,
     "confirm_worker": confirm_worker,
+    "failures": failures,
     "schedules": schedules,
     "health": health,
     "events": events,

@@ -209,6 +209,8 @@ class ListView:
             found.insert(0, Chip(f"key = {wanted.key}", self._without("job", page)))
         if wanted.error is not None:
             found.append(Chip(f"error {wanted.error}", self._without("error", page)))
+        if wanted.message is not None:
+            found.append(Chip(f"message {wanted.message}", self._without("message", page)))
         return found
 
     def cleared(self) -> str:
@@ -235,7 +237,13 @@ class ListView:
         return None if cursor is None else self.url([*self.request.parameters(), (name, cursor)])
 
     def hidden(self, page: JobPage | None) -> list[tuple[str, str]]:
-        own = [("state", self.request.wanted.listed), ("columns", self.request.columns), ("sort", self.kept_sort(page))]
+        wanted = self.request.wanted
+        own = [
+            ("state", wanted.listed),
+            ("message", wanted.message),
+            ("columns", self.request.columns),
+            ("sort", self.kept_sort(page)),
+        ]
         return [(name, value) for name, value in own if value]
 
     def first_fields(self) -> list[FilterField]:

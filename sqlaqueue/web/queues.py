@@ -1,4 +1,4 @@
-"""The pages of queues: all of them, one, its claim, its health, and all schedules."""
+"""The pages of queues: all of them, one, its claim, its health, all schedules, and all failures."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import functools
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import Any
 
 import anyio
@@ -27,14 +27,15 @@ from sqlaqueue.queue.spec import QueueSpec
 from sqlaqueue.web.charts import LONG_PERIOD, Bar, Range, bar_chart, history_charts, range_chart, sparkline
 from sqlaqueue.web.context import PageContext, SharedResult, both, shared_result
 from sqlaqueue.web.data import queues as data
+from sqlaqueue.web.data.failures import ErrorGroup, Failures
 from sqlaqueue.web.data.history import History
-from sqlaqueue.web.data.past import MINUTES, SPANS, Durations, FailureKinds, Percentiles, Throughput
+from sqlaqueue.web.data.past import DAY, MINUTES, SPANS, Durations, Percentiles, Throughput
 from sqlaqueue.web.data.queues import COUNT_LIMIT
 from sqlaqueue.web.data.reader import Memory, Part, Unavailable, attempt_part, problem_text
 from sqlaqueue.web.errors import BadRequest, NotFound, PageError
 from sqlaqueue.web.links import listed_url
 from sqlaqueue.web.rendering import clock_text, duration, short
-from sqlaqueue.web.settings import Queue
+from sqlaqueue.web.settings import Action, Queue
 
 CLAIM_SHARED_FOR = 5.0
 """Seconds for which a measured claim is shown, so that many viewers do not claim many times."""
@@ -117,7 +118,7 @@ async def health(context: PageContext) -> Response:
     is_deep = given == "1"
     found = await examined(context, is_deep=is_deep)
     findings = [shown_finding(context, finding) for finding in found.value]
-    failed = await _failed_jobs(context, is_deep=is_deep)
+    failed = await _failed_jobs(context, DAY.length, DEEP_SHARED_FOR if is_deep else FINDINGS_SHARED_FOR)
     groups = groups_of(findings)
     return context.render(
         "health.html",
@@ -137,40 +138,94 @@ async def health(context: PageContext) -> Response:
 
 @dataclass(frozen=True, kw_only=True)
 class FailedJobs:
-    """The failed jobs of the last day of a queue."""
+    """The failed jobs of a queue."""
 
     queue: Queue
-    found: FailureKinds | None
+    found: Failures | None
     """None if there are none, or if that is not known."""
     problem: str = ""
     """Why it is not known."""
 
 
-async def _failed_jobs(context: PageContext, *, is_deep: bool) -> Sequence[FailedJobs]:
-    """Return the failed jobs of the queues that the user sees, as old as the findings beside them."""
+async def _failed_jobs(context: PageContext, within: timedelta | None, seconds: float) -> Sequence[FailedJobs]:
+    """Return the failed jobs of the queues that the user sees, or as they were some seconds ago."""
     names = tuple(queue.name for queue in context.queues)
 
     async def read() -> Sequence[FailedJobs]:
         found: list[FailedJobs] = []
         async with anyio.create_task_group() as group:
             for queue in context.queues:
-                group.start_soon(_read_failed, context, queue, found)
+                group.start_soon(_read_failed, context, queue, within, found)
         return sorted(found, key=lambda each: names.index(each.queue.name))
 
-    seconds = DEEP_SHARED_FOR if is_deep else FINDINGS_SHARED_FOR
-    return (await shared_result(context.state, ("failed", names, is_deep), seconds, read)).value
+    return (await shared_result(context.state, ("failed", names, within, seconds), seconds, read)).value
 
 
-async def _read_failed(context: PageContext, queue: Queue, found: list[FailedJobs]) -> None:
+async def _read_failed(context: PageContext, queue: Queue, within: timedelta | None, found: list[FailedJobs]) -> None:
     try:
-        part: Part[FailureKinds | Unavailable]
-        part = await context.database.read(attempt_part, data.read_recent_failures, queue.spec, memory_of(context))
+        part: Part[Failures | Unavailable] = await context.database.read(
+            attempt_part, data.read_failures_of, queue.spec, memory_of(context), within
+        )
         value, problem = part.value, part.problem
     except (PageError, SQLAlchemyError) as error:
         value, problem = None, error.text if isinstance(error, PageError) else problem_text(error)
-    kinds = value if isinstance(value, FailureKinds) and value.number else None
+    failed = value if isinstance(value, Failures) and value.number else None
     problem = value.reason if isinstance(value, Unavailable) else problem
-    found.append(FailedJobs(queue=queue, found=kinds, problem=problem))
+    found.append(FailedJobs(queue=queue, found=failed, problem=problem))
+
+
+MOST_GROUPS = 100
+"""The number of groups that the page of failures shows; the page of a queue shows the first ten."""
+
+
+async def failures(context: PageContext) -> Response:
+    """Show the failed jobs of all queues in groups: those first that have failed within the last hour."""
+    found = await _failed_jobs(context, None, FINDINGS_SHARED_FOR)
+    hidden = [each for each in found if context.settings.is_redacted(each.queue.spec, "last_error")]
+    shown = [each for each in found if each not in hidden]
+    rows = [(each.queue, group) for each in shown if each.found for group in each.found.groups]
+    rows.sort(key=lambda row: (-row[1].last_hour, -row[1].number))
+    return context.render(
+        "failures.html",
+        rows=rows[:MOST_GROUPS],
+        left_out=max(0, len(rows) - MOST_GROUPS),
+        capped=[each for each in shown if each.found and each.found.is_capped],
+        of_attempts=[each for each in shown if each.found and each.found.of_attempts],
+        not_read=[each for each in shown if each.problem],
+        hidden=hidden,
+        trend=trend,
+        group_fields=group_fields,
+        group_actions=functools.partial(group_actions, context),
+    )
+
+
+def trend(group: ErrorGroup) -> Markup | None:
+    """Return a bar for each hour of the last day; None if it is not known when the jobs have failed."""
+    if group.newest is None:
+        return None
+    return sparkline(group.hours, title=f"{sum(group.hours):,} within the last {len(group.hours)} hours")
+
+
+def group_fields(group: ErrorGroup, state: str = "failed") -> list[tuple[str, str]]:
+    """Return the filter that selects the jobs of a group."""
+    kind = [("error", group.kind)] if group.kind else []
+    return [("state", state), *kind, ("message", group.message)]
+
+
+def group_actions(context: PageContext, queue: Queue, group: ErrorGroup) -> list[tuple[str, str, str]]:
+    """Return the actions on all jobs of a group: a label, the URL of the preview, and what it does."""
+    retries = "Cancel the pending jobs whose last attempt has failed with this error"
+    offered: list[tuple[Action, str, str, str]] = [
+        ("requeue", "failed", "Requeue…", "Make them pending again, at once or spread over some time"),
+        ("purge", "failed", "Delete…", "Delete these failed jobs"),
+        ("cancel", "pending", "Cancel retries…", retries),
+    ]
+
+    def url(action: str, state: str) -> str:
+        fields = [("action", action), ("all", "1"), *group_fields(group, state)]
+        return context.url("confirm", queue=queue, query=fields)
+
+    return [(label, url(action, state), title) for action, state, label, title in offered if context.may(action, queue)]
 
 
 def groups_of(findings: Sequence[Finding]) -> dict[str | None, list[Finding]]:
@@ -549,6 +604,9 @@ async def queue(context: PageContext) -> Response:
         spans=_SPANS,
         count_limit=COUNT_LIMIT,
         listed_url=lambda listed: listed_url(context, shown, listed),
+        trend=trend,
+        group_fields=group_fields,
+        group_actions=functools.partial(group_actions, context),
         key_at_limit=lambda key: _key_at_limit(context, shown, key),
         throughput_chart=lambda throughput: _throughput_chart(throughput, past.history.value),
         history_charts=history_charts,

@@ -18,7 +18,7 @@ from sqlaqueue.admin import QueueAdmin
 from sqlaqueue.mapping.mixin import spec_of
 from sqlaqueue.queue.run import key_text
 from sqlaqueue.queue.spec import QueueSpec
-from sqlaqueue.web.data import job_sources, past, reader
+from sqlaqueue.web.data import failures, job_sources, past, reader
 from sqlaqueue.web.data.job_columns import JobColumns, columns_of
 from sqlaqueue.web.data.job_filters import parse_filter
 from sqlaqueue.web.data.job_pages import JobPage, parse_request, read_page, set_planner
@@ -237,11 +237,13 @@ def reading_role(engine: sa.Engine, *statements: str) -> Iterator[sa.Engine]:
 def no_table_is_small(monkeypatch: pytest.MonkeyPatch, **limits: int) -> None:
     """Treat the few rows of a test as many.
 
-    :param limits: limits of ``sqlaqueue.web.data.past``, which fewer rows reach.
+    :param limits: limits of ``sqlaqueue.web.data.past`` and of its ``failures``, which fewer rows reach.
     """
     monkeypatch.setattr(reader, "SMALL_TABLE", -1)
     for name, limit in limits.items():
-        monkeypatch.setattr(past, name, limit)
+        for module in (past, failures):
+            if hasattr(module, name):
+                monkeypatch.setattr(module, name, limit)
 
 
 # -- lists of jobs ---------------------------------------------------------------------------------------------------

@@ -11,17 +11,14 @@ import sqlalchemy as sa
 
 from sqlaqueue import States
 from sqlaqueue.web.charts import Bar, Range, bar_chart, nice_maximum, range_chart, sparkline
+from sqlaqueue.web.data.failures import CappedCount, Failures, count_failed, read_failures
 from sqlaqueue.web.data.past import (
     DAY,
     HOUR,
-    CappedCount,
     Durations,
-    FailureKinds,
     Percentiles,
     Throughput,
-    count_failed,
     read_durations,
-    read_failure_kinds,
     read_throughput,
 )
 from sqlaqueue.web.data.reader import Unavailable
@@ -313,8 +310,8 @@ def test_few_rows_are_read_of_a_large_table(engine: sa.Engine, monkeypatch: pyte
 
 
 def kinds_of(found: Any) -> list[tuple[str, int]]:
-    assert isinstance(found, FailureKinds), found
-    return [(each.kind, each.number) for each in found.kinds]
+    assert isinstance(found, Failures), found
+    return [*found.kinds]
 
 
 @pytest.mark.parametrize("kind", KEEPING_ROWS)
@@ -325,10 +322,10 @@ def test_failures_are_grouped_by_kind(engine: sa.Engine, kind: str) -> None:
     finish(setup, "failed", 20, error="no_stock: order 1")
     finish(setup, "cancelled", 5, error="Cancel: no")
     finish(setup, "failed", 40)
-    found = read(engine, setup.model, read_failure_kinds)
+    found = read(engine, setup.model, read_failures)
     assert kinds_of(found) == [("ValueError", 2), ("", 1), ("no_stock", 1)]
-    assert isinstance(found, FailureKinds)
-    assert found.kinds[0].error == "ValueError: new"
+    assert isinstance(found, Failures)
+    assert [each.error for each in found.groups if each.message == "new"] == ["ValueError: new"]
     assert read(engine, setup.model, count_failed) == CappedCount(number=4, is_capped=False)
 
 
@@ -341,7 +338,7 @@ def test_failures_of_dead_letters(engine: sa.Engine) -> None:
             key=key,
             state=state,
         )
-    assert kinds_of(read(engine, setup.model, read_failure_kinds)) == [("KeyError", 2)]
+    assert kinds_of(read(engine, setup.model, read_failures)) == [("KeyError", 2)]
     assert read(engine, setup.model, count_failed) == CappedCount(number=2, is_capped=False)
 
 
@@ -350,7 +347,7 @@ def test_failures_of_a_large_table(engine: sa.Engine, monkeypatch: pytest.Monkey
     setup = Setup.of(engine, "update_status", unique=None)
     fill_finished(setup, 5000)
     with counting_rows(engine) as reads:
-        counted, grouped = (read(engine, setup.model, each) for each in (count_failed, read_failure_kinds))
+        counted, grouped = (read(engine, setup.model, each) for each in (count_failed, read_failures))
     assert reads.by_scan["job"] == reads.by_index["job"] == 0
     assert isinstance(grouped, Unavailable)
     assert isinstance(counted, Unavailable)
@@ -358,9 +355,9 @@ def test_failures_of_a_large_table(engine: sa.Engine, monkeypatch: pytest.Monkey
         connection.exec_driver_sql(counted.fixes[0].code)
     with counting_rows(engine) as reads:
         assert read(engine, setup.model, count_failed) == CappedCount(number=50, is_capped=True)
-        found = read(engine, setup.model, read_failure_kinds)
+        found = read(engine, setup.model, read_failures)
     assert kinds_of(found) == [("ValueError", 50)]
-    assert isinstance(found, FailureKinds)
+    assert isinstance(found, Failures)
     assert found.is_capped
     assert reads.by_scan["job"] == 0
     assert reads.by_index["job"] <= 110
@@ -372,9 +369,9 @@ def test_failures_of_attempts_where_no_index_has_the_jobs(engine: sa.Engine, mon
     finish(setup, "failed", 10, error="ValueError: x")
     attempt(setup, "failed", 10, error="ValueError: x")
     attempt(setup, "retried", 20, error="ValueError: x")
-    found = read(engine, setup.model, read_failure_kinds)
+    found = read(engine, setup.model, read_failures)
     assert kinds_of(found) == [("ValueError", 1)]
-    assert isinstance(found, FailureKinds)
+    assert isinstance(found, Failures)
     assert found.of_attempts
 
 
@@ -387,7 +384,7 @@ def test_an_index_by_which_rows_are_left_out_does_not_serve_failures(
     setup.execute("CREATE INDEX ON job (finished_at)")
     setup.execute("ANALYZE job")
     with counting_rows(engine) as reads:
-        found = read(engine, setup.model, read_failure_kinds)
+        found = read(engine, setup.model, read_failures)
     # Those among the newest hundred; to find more, the index would be read to its end.
     assert kinds_of(found) == [("ValueError", 10)]
     assert reads.by_scan["job"] == 0

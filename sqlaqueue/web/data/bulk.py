@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import functools
 import time
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import Any, Literal, get_args
 
 import sqlalchemy as sa
@@ -21,7 +22,7 @@ from sqlaqueue.queue.names import DEAD_LETTER
 from sqlaqueue.queue.options import FINISHED, UNFINISHED
 from sqlaqueue.queue.run import Key, key_text
 from sqlaqueue.queue.spec import QueueSpec
-from sqlaqueue.sql.portable import clock
+from sqlaqueue.sql.portable import Span, clock, later
 from sqlaqueue.strategies.delete_row import letters
 from sqlaqueue.strategies.listing import key_labels
 from sqlaqueue.web.data.job import has_key, has_one_of, is_key, letter_of
@@ -51,6 +52,15 @@ MOST_AT_ONCE = 10_000
 _BATCH = 500
 _LONGEST = 20.0
 """The seconds after which no further batch is begun; proxies end requests after a minute, or half of one."""
+
+SPREADS: dict[str, timedelta] = {
+    "1min": timedelta(minutes=1),
+    "10min": timedelta(minutes=10),
+    "1h": timedelta(hours=1),
+    "6h": timedelta(hours=6),
+    "1d": timedelta(days=1),
+}
+"""Over how long the requeued jobs of one action can be spread, by the name in a form."""
 
 _EFFECTS: dict[tuple[BulkAction, str], str] = {
     ("requeue", "waiting"): "left alone: waiting already",
@@ -244,12 +254,27 @@ def _batches(keys: Sequence[str], size: int) -> Iterator[Sequence[str]]:
         yield keys[start : start + size]
 
 
-def act(session: Session, action: BulkAction, chosen: Selection, *, longest: float = _LONGEST) -> Done:
+def can_spread(columns: JobColumns) -> bool:
+    """Return whether requeued jobs can become due one after the other: whether the queue has times to be due."""
+    run_at = columns.by_role.get("run_at")
+    # A redacted column cannot be edited either.
+    return run_at is not None and not run_at.is_redacted
+
+
+def act(
+    session: Session,
+    action: BulkAction,
+    chosen: Selection,
+    *,
+    longest: float = _LONGEST,
+    spread: timedelta | None = None,
+) -> Done:
     """Carry out an action, commit each batch, and return what was done.
 
     By a filter it changes up to :data:`MOST_AT_ONCE` jobs, or as many as it can within some seconds; the result says
     from where it goes on.
 
+    :param spread: over how long requeued jobs become due, at even distances; None for all at once.
     :raises ParameterError: if a key cannot be one of this queue, or the database refuses a value of the filter.
     :raises DBAPIError: if the first batch fails. After that, the result says what has happened.
     """
@@ -257,10 +282,12 @@ def act(session: Session, action: BulkAction, chosen: Selection, *, longest: flo
     until = time.monotonic() + longest
     try:
         if isinstance(chosen, ByKeys):
-            for some in _batches(list(dict.fromkeys(chosen.keys)), _BATCH):
-                _change(session, action, chosen.columns, some, done)
+            keys = list(dict.fromkeys(chosen.keys))
+            spaced = None if spread is None else Spaced.begin(session, chosen.columns, spread, len(keys))
+            for some in _batches(keys, _BATCH):
+                _change(session, action, chosen.columns, some, done, spaced=spaced)
         else:
-            _act_by_filter(session, action, chosen, done, until)
+            _act_by_filter(session, action, chosen, done, until, spread=spread)
     except (DBAPIError, SqlaqueueError) as error:
         session.rollback()
         if not (done.changed or done.asked or done.duplicates):
@@ -269,18 +296,64 @@ def act(session: Session, action: BulkAction, chosen: Selection, *, longest: flo
     return done
 
 
-def _act_by_filter(session: Session, action: BulkAction, chosen: ByFilter, done: Done, until: float) -> None:
-    wanted, cursor, left = chosen.wanted, chosen.after, min(chosen.most, MOST_AT_ONCE)
-    if wanted.state is not None and wanted.state not in APPLIES_TO[action]:
+@dataclass
+class Spaced:
+    """The moments at which requeued jobs become due: at even distances, from the first to the last."""
+
+    begin_at: datetime
+    distance: timedelta
+    given: int = 0
+    """How many jobs have one."""
+
+    @classmethod
+    def begin(cls, session: Session, columns: JobColumns, spread: timedelta, number: int) -> Spaced:
+        now = session.execute(sa.select(clock()), bind_arguments={"mapper": columns.spec.mapper}).scalar_one()
+        session.rollback()
+        return cls(now, spread / max(number, 1))
+
+    def give(self, session: Session, spec: QueueSpec, keys: Sequence[Key]) -> None:
+        """Set when the jobs with these keys are due, in one statement; the caller commits."""
+        run_at = spec.columns["run_at"]
+        places = sa.func.row_number().over(order_by=[*spec.keys])
+        rows = sa.select(*spec.keys, places.label("place")).where(spec.key_in(spec.keys, keys)).cte("sqlaqueue_places")
+        first = sa.literal(self.begin_at + self.given * self.distance, sa.DateTime(timezone=True))
+        due = later(first, (rows.c.place - 1) * sa.literal(self.distance, Span()))
+        same = [key == rows.c[key.key] for key in spec.keys]
+        session.execute(
+            sa.update(spec.table).values({run_at: sa.cast(due, run_at.type)}).where(*same),
+            bind_arguments={"mapper": spec.mapper},
+        )
+        self.given += len(keys)
+
+
+def _act_by_filter(
+    session: Session, action: BulkAction, chosen: ByFilter, done: Done, until: float, *, spread: timedelta | None
+) -> None:
+    if chosen.wanted.state is not None and chosen.wanted.state not in APPLIES_TO[action]:
         return
+    found = _found(session, action, chosen, done, until)
+    if spread is None:
+        for keys in found:
+            _change(session, action, chosen.columns, keys, done)
+        return
+    # All of them first: the distance between two jobs follows from their number.
+    every = [*found]
+    spaced = Spaced.begin(session, chosen.columns, spread, sum(map(len, every)))
+    for keys in every:
+        _change(session, action, chosen.columns, keys, done, spaced=spaced)
+
+
+def _found(session: Session, action: BulkAction, chosen: ByFilter, done: Done, until: float) -> Iterator[list[str]]:
+    """Yield the keys of jobs that an action changes, a batch at a time; ``done`` says from where it goes on."""
+    wanted, cursor, left = chosen.wanted, chosen.after, min(chosen.most, MOST_AT_ONCE)
     while left > 0:
         page = read_page(session, ListRequest(wanted, after=cursor, is_walked=True), min(_BATCH, left))
         session.rollback()  # with the settings of the planner
         keys = [job.key for job in page.jobs if job.state in APPLIES_TO[action] and is_key(chosen.columns, job.key)]
-        later = _later(session, chosen, keys)
-        keys = [key for key in keys if key not in later]
+        newer = _later(session, chosen, keys)
+        keys = [key for key in keys if key not in newer]
         if keys:
-            _change(session, action, wanted.columns, keys, done)
+            yield keys
             left -= len(keys)
         cursor = done.after = page.next
         if cursor is None or time.monotonic() > until:
@@ -307,8 +380,8 @@ def _later(session: Session, chosen: ByFilter, keys: Sequence[str]) -> set[str]:
         found = sa.select(*spec.keys).where(sa.or_(*(has_key(columns, key) for key in keys)), is_late)
     rows = found.subquery("sqlaqueue_later")
     parts = [sa.cast(rows.c[each.key], sa.Text()) for each in spec.keys]
-    later = session.execute(sa.select(*parts), bind_arguments={"mapper": spec.mapper})
-    return {key_text(row) for row in later}
+    found = session.execute(sa.select(*parts), bind_arguments={"mapper": spec.mapper})
+    return {key_text(row) for row in found}
 
 
 def _note_refused(done: Done, refused: Iterable[Any]) -> None:
@@ -319,13 +392,22 @@ def _note_refused(done: Done, refused: Iterable[Any]) -> None:
         done.problem = f"The database refuses to change job {listed}; the log has the error."
 
 
-def _change(session: Session, action: BulkAction, columns: JobColumns, keys: Sequence[str], done: Done) -> None:
+def _change(
+    session: Session,
+    action: BulkAction,
+    columns: JobColumns,
+    keys: Sequence[str],
+    done: Done,
+    *,
+    spaced: Spaced | None = None,
+) -> None:
     # Between the preview and now a job may have begun, or come to its end.
     jobs, only = _select(columns, keys), JobFilter(states=APPLIES_TO[action])
     done.keys += keys[: max(0, MOST_KEYS - len(done.keys))]
     before = done.changed + done.duplicates + done.left + done.asked + done.missing
     if action == "requeue":
-        requeued = changes.requeue(session, jobs, only, batch_size=_BATCH)
+        then = None if spaced is None else functools.partial(spaced.give, session, columns.spec)
+        requeued = changes.requeue(session, jobs, only, batch_size=_BATCH, then=then)
         done.changed += requeued
         done.duplicates += len(requeued.duplicates)
         done.left += len(requeued.left)

@@ -5,6 +5,7 @@
 ``state=due``                     pending, and its time has come
 ``state=expired``                 processing, and its lease has expired
 ``error=ValueError``              the kind of the last error
+``message=no stock``              the rest of its first line, with ``…`` for numbers, UUIDs and quoted texts
 ``job=5``                         the key, as :func:`sqlaqueue.queue.run.key_text` writes it
 ``f.customer_id=5``               a column equals a value
 ``f.total.min=10``                a number or a moment is not less; ``f.total.max=20``: not more
@@ -28,7 +29,7 @@ from typing import Any, Literal, get_args
 
 import sqlalchemy as sa
 
-from sqlaqueue.admin.jobs import kind_of
+from sqlaqueue.admin.jobs import kind_of, message_of
 from sqlaqueue.admin.state import has_leases
 from sqlaqueue.sql.portable import clock
 from sqlaqueue.web.data.job_columns import JobColumn, JobColumns, Kind, choices_of, kind_of_type, states_of, stored_type
@@ -44,6 +45,9 @@ TOLD_BY: dict[Only, str] = {"due": "run_at", "expired": "lease_expires_at"}
 """The role that tells which they are."""
 
 PREFIX = "f."
+
+_OF_JOBS = ("state", "error", "message", "job")
+"""The other parameters of a filter."""
 
 OPERATORS: dict[Kind, tuple[str, ...]] = {
     "integer": ("", "min", "max", "null"),
@@ -114,6 +118,8 @@ class JobsWanted:
     state: str | None = None
     error: str | None = None
     """The kind of the last error, see :func:`sqlaqueue.admin.jobs.kind_of`."""
+    message: str | None = None
+    """Its message, see :func:`sqlaqueue.admin.jobs.message_of`."""
     key: str | None = None
     only: Only | None = None
     """Which jobs of the state; None for all of them."""
@@ -122,7 +128,7 @@ class JobsWanted:
 
     @property
     def is_empty(self) -> bool:
-        return not (self.conditions or self.error or self.key)
+        return not (self.conditions or self.error or self.message or self.key)
 
     @property
     def listed(self) -> str | None:
@@ -138,7 +144,7 @@ class JobsWanted:
         return clock() if self.at is None else sa.literal(self.at, sa.DateTime(timezone=True))
 
     def parameters(self, *, without: Iterable[str] = ()) -> list[tuple[str, str]]:
-        named = [("state", self.listed), ("error", self.error), ("job", self.key)]
+        named = [("state", self.listed), ("error", self.error), ("message", self.message), ("job", self.key)]
         pairs = [*named, *((each.parameter, each.text) for each in self.conditions)]
         left_out = set(without)
         return [(name, value) for name, value in pairs if value is not None and name not in left_out]
@@ -160,12 +166,15 @@ class JobsWanted:
     def has_error(self, values: Mapping[str, sa.ColumnElement[Any]]) -> sa.ColumnElement[bool]:
         return kind_of(values[self.columns.by_role["last_error"].name]) == self.error
 
+    def has_message(self, values: Mapping[str, sa.ColumnElement[Any]]) -> sa.ColumnElement[bool]:
+        return message_of(values[self.columns.by_role["last_error"].name]) == self.message
+
 
 def parse_filter(columns: JobColumns, parameters: Iterable[tuple[str, str]]) -> JobsWanted:
     """Return the filter in the parameters of a URL; names that are none of the filter are ignored."""
     given: dict[str, str] = {}
     for name, value in parameters:
-        if name.startswith(PREFIX) or name in {"state", "error", "job"}:
+        if name.startswith(PREFIX) or name in _OF_JOBS:
             if name in given:
                 raise ParameterError(name[:100], "it is given twice")
             given[name] = value
@@ -176,13 +185,15 @@ def parse_filter(columns: JobColumns, parameters: Iterable[tuple[str, str]]) -> 
         columns,
         tuple(_conditions(columns, {name for name in given if name.startswith(PREFIX)}, values)),
         error=values.get("error"),
+        message=values.get("message"),
         key=values.get("job"),
     ).of(values.get("state"))
     if wanted.listed is not None and wanted.listed not in lists_of(columns):
         raise ParameterError("state", f"use one of {', '.join(lists_of(columns))}")
     error = columns.by_role.get("last_error")
-    if wanted.error is not None and (error is None or error.is_redacted):
-        raise ParameterError("error", "this queue does not show errors")
+    for name in ("error", "message"):
+        if name in values and (error is None or error.is_redacted):
+            raise ParameterError(name, "this queue does not show errors")
     wanted.key_values()
     return wanted
 

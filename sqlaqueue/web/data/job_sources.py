@@ -91,6 +91,8 @@ class Source:
         wanted, found = self.wanted, [*self.fixed(), *map(self._of_condition, self.wanted.conditions)]
         if wanted.error is not None:
             found.append(FilterPart(lambda jobs: wanted.has_error(jobs.values)))
+        if wanted.message is not None:
+            found.append(FilterPart(lambda jobs: wanted.has_message(jobs.values)))
         return [*found, *self._of_key(), *self._of_state(), *self._of_only()]
 
     def _of_condition(self, condition: Condition) -> FilterPart:

@@ -1,4 +1,4 @@
-"""What has happened in a queue: finished and failed jobs, throughput and durations, at a bounded cost."""
+"""What has happened in a queue: finished jobs, throughput and durations, at a bounded cost."""
 
 from __future__ import annotations
 
@@ -10,8 +10,7 @@ from typing import Any, Literal
 import sqlalchemy as sa
 
 from sqlaqueue._typing import AnySelect
-from sqlaqueue.admin.jobs import kind_of
-from sqlaqueue.queue.names import ATTEMPT, DEAD_LETTER
+from sqlaqueue.queue.names import ATTEMPT
 from sqlaqueue.queue.options import FINISHED
 from sqlaqueue.queue.spec import QueueSpec
 from sqlaqueue.sql.portable import clock
@@ -380,137 +379,3 @@ def read_throughput(
 
 def _begin(moment: datetime, bucket: timedelta) -> datetime:
     return _EPOCH + (moment - _EPOCH) // bucket * bucket
-
-
-COUNTED = 10_000
-"""The number up to which failed jobs are counted."""
-
-GROUPED = 2_000
-"""The number of failed jobs whose errors are grouped; the pattern of a kind is matched with each text."""
-
-_SHOWN = 300
-"""Characters of an error; a kind that is longer is not recognized."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class CappedCount:
-    number: int
-    is_capped: bool
-    """Whether there may be more."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class FailureKind:
-    kind: str
-    """As in :class:`~sqlaqueue.admin.FailureGroup`."""
-    number: int
-    newest: datetime | None
-    error: str
-    """The beginning of the text of the newest one."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class FailureKinds:
-    kinds: Sequence[FailureKind]
-    """The most frequent first."""
-    number: int
-    """How many failures were grouped."""
-    is_capped: bool
-    """Whether there are more, older ones."""
-    of_attempts: bool
-    """Whether these are attempts of the last day from the attempt history, whose jobs may have been requeued since."""
-    last_hour: int = 0
-    """How many of them are of the last hour."""
-
-
-def count_failed(reader: QueueReader) -> CappedCount | Unavailable:
-    spec = reader.spec
-    if not spec.has("status"):
-        letters = _letters(spec, COUNTED + 1).subquery("sqlaqueue_letters")
-        failed = sa.func.count().filter(letters.c.state == "failed")
-        read, number = reader.execute(sa.select(sa.func.count(), failed).select_from(letters)).one()
-        return CappedCount(number=min(number, COUNTED), is_capped=read > COUNTED)
-    if spec.config.states.failed is None:
-        return CappedCount(number=0, is_capped=False)
-    first = sa.select(sa.literal(1)).select_from(spec.table).where(spec.in_state("failed")).limit(COUNTED + 1)
-    if not (reader.is_small or reader.is_bounded("count of failed", first)):
-        reason = "No index has the failed jobs, so counting them would read the whole table."
-        fix = finished_index_fix(reader) if spec.has("finished_at") else attempt_history_fix(spec)
-        return Unavailable(reason=reason, fixes=(fix,))
-    number = reader.execute(sa.select(sa.func.count()).select_from(first.subquery("sqlaqueue_failed"))).scalar_one()
-    return CappedCount(number=min(number, COUNTED), is_capped=number > COUNTED)
-
-
-def read_failure_kinds(
-    reader: QueueReader, source: FinishedJobs | Unavailable | None = None, *, within: timedelta | None = None
-) -> FailureKinds | Unavailable:
-    """Return the newest failures by kind.
-
-    :param within: how old they may be; None for all that are read.
-    """
-    spec = reader.spec
-    if not spec.has("status"):
-        letters = _letters(spec, GROUPED).subquery("sqlaqueue_letters")
-        failed_letters = sa.select(letters.c.error, letters.c.ended_at).where(letters.c.state == "failed")
-        return _grouped(reader, failed_letters, within=within)
-    if not spec.has("last_error"):
-        return Unavailable(reason=f"{spec.model.__name__} leaves out the queue attribute 'last_error'.")
-    if spec.config.states.failed is None:
-        return FailureKinds(kinds=(), number=0, is_capped=False, of_attempts=False)
-    newest = _failed_rows(spec)
-    if reader.is_small or (spec.has("finished_at") and reader.is_bounded("newest failed", newest)):
-        return _grouped(reader, newest, within=within)
-    found = source or find_finished_jobs(reader)
-    if isinstance(found, Unavailable):
-        return found
-    recent = found.newest(DAY.length, LIMIT).subquery("sqlaqueue_recent")
-    failed = sa.select(recent.c.error, recent.c.ended_at).where(recent.c.outcome == "failed").limit(GROUPED)
-    return _grouped(reader, failed, of_attempts=found.source == "attempts", within=within)
-
-
-def _failed_rows(spec: QueueSpec) -> AnySelect:
-    moment = spec.columns.get("finished_at")
-    ended = sa.null() if moment is None else sa.cast(moment, sa.DateTime(timezone=True))
-    failed = sa.select(spec.columns["last_error"].label("error"), ended.label("ended_at"))
-    order = [] if moment is None else [moment.desc()]
-    return failed.where(spec.in_state("failed")).order_by(*order).limit(GROUPED)
-
-
-def _letters(spec: QueueSpec, limit: int) -> AnySelect:
-    """Return dead letters of a queue, failed and cancelled ones: the index of their keys does not tell them apart."""
-    dead = spec.side_tables[DEAD_LETTER]
-    letters = sa.select(dead.c.state, dead.c.error, dead.c.created_at.label("ended_at"))
-    return letters.where(dead.c.queue == spec.name).limit(limit)
-
-
-def _grouped(
-    reader: QueueReader, failed: AnySelect, *, of_attempts: bool = False, within: timedelta | None = None
-) -> FailureKinds:
-    rows = failed.subquery("sqlaqueue_failed")
-    recent = [] if within is None else [rows.c.ended_at > reader.now - within]
-    text: Any = sa.func.left(rows.c.error, _SHOWN, type_=sa.Text())
-    read = sa.select(kind_of(text).label("kind"), text.label("error"), rows.c.ended_at).where(*recent)
-    kinds = read.subquery("sqlaqueue_kinds")
-    of_hour: Any = sa.func.count().filter(kinds.c.ended_at > reader.now - HOUR.length)
-    newest_first = kinds.c.ended_at.desc().nulls_last()
-    ranked = sa.select(
-        *kinds.c,
-        sa.func.count().over(partition_by=kinds.c.kind).label("number"),
-        of_hour.over(partition_by=kinds.c.kind).label("of_hour"),
-        sa.func.row_number().over(partition_by=kinds.c.kind, order_by=newest_first).label("rank"),
-    ).subquery("sqlaqueue_ranked")
-    newest = sa.select(ranked).where(ranked.c.rank == 1).order_by(ranked.c.number.desc(), ranked.c.kind)
-    ranks = reader.execute(newest).all()
-    found = [
-        FailureKind(
-            kind=row.kind,
-            number=row.number,
-            newest=None if row.ended_at is None else row.ended_at.astimezone(UTC),
-            error=(row.error or "").partition("\n")[0],
-        )
-        for row in ranks
-    ]
-    number, last_hour = sum(each.number for each in found), sum(row.of_hour for row in ranks)
-    return FailureKinds(
-        kinds=found, number=number, is_capped=number >= GROUPED, of_attempts=of_attempts, last_hour=last_hour
-    )

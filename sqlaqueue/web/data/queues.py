@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import Any
 
 import sqlalchemy as sa
@@ -39,6 +39,7 @@ from sqlaqueue.queue.names import ATTEMPT, DEAD_LETTER
 from sqlaqueue.queue.run import key_text
 from sqlaqueue.queue.spec import QueueSpec
 from sqlaqueue.schedules.recurrence import ScheduleTables
+from sqlaqueue.web.data import failures as failed_jobs
 from sqlaqueue.web.data import past
 from sqlaqueue.web.data.history import History, end_of, has_statistics, newest_minute, read_history
 from sqlaqueue.web.data.reader import Memory, Part, QueueReader, Unavailable
@@ -120,7 +121,7 @@ RECENT = 5_000
 @dataclass(frozen=True, kw_only=True)
 class QueueState:
     depth: Part[Depth]
-    failed: Part[past.CappedCount | Unavailable]
+    failed: Part[failed_jobs.CappedCount | Unavailable]
     paused: Part[bool]
     consumers: Part[Sequence[Any]]
     """The live ones, the oldest first, as rows with the columns of :func:`sqlaqueue.consumers`."""
@@ -242,7 +243,7 @@ def read_state(reader: QueueReader) -> QueueState:
     session, spec = reader.session, reader.spec
     return QueueState(
         depth=reader.part(lambda: depth(session, spec.model, limit=COUNT_LIMIT)),
-        failed=reader.part(lambda: past.count_failed(reader)),
+        failed=reader.part(lambda: failed_jobs.count_failed(reader)),
         paused=reader.part(lambda: is_paused(session, spec)),
         consumers=reader.part(lambda: live_consumers(session, spec) or []),
         at_limit=reader.part(lambda: [*keys_at_limit(session, spec)]),
@@ -269,9 +270,11 @@ def one_of_each_table(specs: Iterable[QueueSpec]) -> list[QueueSpec]:
     return list(found.values())
 
 
-def read_recent_failures(session: Session, spec: QueueSpec, memory: Memory) -> past.FailureKinds | Unavailable:
-    """Return the failures of the last day by kind."""
-    return past.read_failure_kinds(QueueReader.begin(session, spec, memory), within=past.DAY.length)
+def read_failures_of(
+    session: Session, spec: QueueSpec, memory: Memory, within: timedelta | None
+) -> failed_jobs.Failures | Unavailable:
+    """Return the newest failures of a queue in groups; for None, of any age."""
+    return failed_jobs.read_failures(QueueReader.begin(session, spec, memory), within=within)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -281,7 +284,7 @@ class QueuePast:
     history: Part[History | None]
     """None without statistics, and as long as no Consumer has written any of the span."""
     durations: Part[past.Durations]
-    failures: Part[past.FailureKinds | Unavailable]
+    failures: Part[failed_jobs.Failures | Unavailable]
 
 
 def read_present(session: Session, spec: QueueSpec, memory: Memory) -> tuple[QueueState, Part[list[ScheduleInfo]]]:
@@ -312,10 +315,10 @@ def read_past(
         )
     within = max(past.SPAN, wanted.length)
     hidden = Unavailable(reason="The texts of errors are redacted.")
-    failures: Part[past.FailureKinds | Unavailable]
+    failures: Part[failed_jobs.Failures | Unavailable]
     throughput = reader.part(lambda: counted or past.read_throughput(reader, wanted, source=source))
     durations = reader.part(lambda: past.read_durations(reader, source, within))
-    failures = reader.part(lambda: past.read_failure_kinds(reader, source) if shows_errors else hidden)
+    failures = reader.part(lambda: failed_jobs.read_failures(reader, source) if shows_errors else hidden)
     return QueuePast(span=wanted, throughput=throughput, history=history, durations=durations, failures=failures)
 
 

@@ -374,7 +374,7 @@
 
   const KEYS = [
     ["j", "Next row"], ["k", "Previous row"], ["Enter", "Open the row"], ["x", "Select the row"], ["/", "Filter"],
-    ["g o", "Overview"], ["g j", "Jobs of the queue"], ["g w", "Consumers"], ["g s", "Schedules"], ["g h", "Health"], ["p", "Pause or resume live updates"],
+    ["g o", "Overview"], ["g j", "Jobs of the queue"], ["g w", "Consumers"], ["g f", "Failures"], ["g s", "Schedules"], ["g h", "Health"], ["p", "Pause or resume live updates"],
     ["?", "Show these keys"],
   ];
   let isGoing = 0;

@@ -377,6 +377,7 @@ _ALL = {
     "claim": "queues/email/claim",
     "workers": "workers",
     "confirm_worker": "workers/confirm?action=quiet&queue=email&id=email-1",
+    "failures": "failures",
     "schedules": "schedules",
     "health": "health",
 }

@@ -82,6 +82,7 @@ PATHS = {
     "confirm_worker": "workers/confirm",
     "act_on_worker": "workers/{action}",
     "failures": "failures",
+    "search": "search",
     "schedules": "schedules",
     "act_on_schedule": "schedules/{action}",
     "health": "health",

@@ -39,6 +39,7 @@ from sqlaqueue.web.database import READER, Database, Reader
 from sqlaqueue.web.jobs import job, jobs
 from sqlaqueue.web.queues import claim, failures, health, overview, queue, schedules, workers
 from sqlaqueue.web.rendering import shared_renderer
+from sqlaqueue.web.search import search
 from sqlaqueue.web.security import AS_IT_IS, check_host, check_origin, secured
 from sqlaqueue.web.settings import Access, Column, Link, Queue, Settings
 
@@ -291,6 +292,7 @@ GET: dict[str, Page] = {
     "workers": workers,
     "confirm_worker": confirm_worker,
     "failures": failures,
+    "search": search,
     "schedules": schedules,
     "health": health,
     "events": events,

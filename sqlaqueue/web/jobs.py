@@ -48,12 +48,20 @@ from sqlaqueue.web.links import (
     list_url,
     place_in,
 )
+from sqlaqueue.web.search import FORMS, moments_of, suggestions, with_added
 from sqlaqueue.web.settings import Action
 
-_NAMES = {"": "is", "min": "from", "max": "to", "starts": "starts with", "null": "is null"}
-"""What the fields of the filter are called, by their operators."""
+_NAMES = {
+    "": "is",
+    "min": "is at least",
+    "max": "is at most",
+    "starts": "starts with",
+    "contains": "contains",
+    "last": "is within the last",
+}
+"""What the conditions are called that can be added, by their operators."""
 
-_SIGNS = {"": "=", "min": "≥", "max": "≤", "starts": "starts with"}
+_SIGNS = _NAMES | {"": "=", "min": "≥", "max": "≤", "json": "="}
 
 MOST_EXPORTED = 10_000
 """How many jobs a list is exported with at most."""
@@ -105,15 +113,6 @@ class Brief:
     state: Cell | None
     moment: Cell | None
     rest: Sequence[Cell]
-
-
-@dataclass(frozen=True)
-class FilterField:
-    name: str
-    label: str
-    value: str
-    choices: Sequence[tuple[str, str]] = ()
-    hint: str = ""
 
 
 @dataclass(frozen=True)
@@ -236,44 +235,24 @@ class ListView:
     def page_url(self, name: str, cursor: str | None) -> str | None:
         return None if cursor is None else self.url([*self.request.parameters(), (name, cursor)])
 
-    def hidden(self, page: JobPage | None) -> list[tuple[str, str]]:
-        wanted = self.request.wanted
-        own = [
-            ("state", wanted.listed),
-            ("message", wanted.message),
-            ("columns", self.request.columns),
-            ("sort", self.kept_sort(page)),
-        ]
-        return [(name, value) for name, value in own if value]
+    def kept(self, page: JobPage | None) -> list[tuple[str, str]]:
+        """Return the parameters to which a form adds a condition."""
+        return self.request.parameters(sort=self.kept_sort(page))
 
-    def first_fields(self) -> list[FilterField]:
-        wanted = self.request.wanted
-        names = ",".join(each.name for each in wanted.columns.of_key)
-        found = [FilterField("job", f"Key ({names})", wanted.key or "")]
-        error = wanted.columns.by_role.get("last_error")
-        if error is not None and not error.is_redacted:
-            found.append(FilterField("error", "Kind of error", wanted.error or "", hint="ValueError"))
-        return found
+    def choices(self) -> list[tuple[str, list[tuple[str, str]]]]:
+        """Return the conditions that can be added to those of the list, by column."""
+        found = []
+        for column in filterable(self.request.wanted.columns):
+            names = [each for each in OPERATORS[column.kind] if each != "null"]
+            choices = [(parameter_of(column, each), f"{column.name} {_NAMES[each]}") for each in names]
+            if column.column.nullable and "null" in OPERATORS[column.kind]:
+                null = parameter_of(column, "null")
+                choices += [(f"{null}=yes", f"{column.name} is null"), (f"{null}=no", f"{column.name} is not null")]
+            found.append((column.name, choices))
+        return [each for each in found if each[1]]
 
-    def groups(self) -> list[tuple[JobColumn, list[FilterField]]]:
-        given = {each.parameter: each.text for each in self.request.wanted.conditions}
-        return [
-            (column, [self._field(column, operator, given) for operator in _operators(column)])
-            for column in filterable(self.request.wanted.columns)
-            if _operators(column) and not column.is_key
-        ]
-
-    def _field(self, column: JobColumn, operator: str, given: Mapping[str, str]) -> FilterField:
-        name = parameter_of(column, operator)
-        choices: Sequence[tuple[str, str]] = ()
-        if operator == "null":
-            choices = (("yes", "null"), ("no", "not null"))
-        elif column.kind == "boolean":
-            choices = (("true", "true"), ("false", "false"))
-        elif column.kind == "enum":
-            choices = [(each, each) for each in column.choices]
-        hints = {"moment": "2030-12-31T08:00Z", "naive_moment": "2030-12-31T08:00", "date": "2030-12-31"}
-        return FilterField(name, _NAMES[operator], given.get(name, ""), choices, hints.get(column.kind, ""))
+    def moments(self) -> list[str]:
+        return [each.name for each in moments_of(self.request.wanted.columns)]
 
     def actions(self) -> list[Action]:
         offered = ACTIONS.get(self.request.wanted.state, ("requeue", "purge"))
@@ -307,15 +286,11 @@ def size_text(size: int) -> str:
     return f"{size / _KILO / _KILO:.1f} MB"
 
 
-def _operators(column: JobColumn) -> list[str]:
-    nullable = column.column.nullable
-    return [each for each in OPERATORS[column.kind] if each != "null" or nullable]
-
-
 def _condition_text(condition: Condition) -> str:
     if condition.operator == "null":
         return f"{condition.column.name} is {'' if condition.text == 'yes' else 'not '}null"
-    return f"{condition.column.name} {_SIGNS[condition.operator]} {condition.text}"
+    name = ".".join((condition.column.name, *condition.path))
+    return f"{name} {_SIGNS[condition.operator]} {condition.text}"
 
 
 def _count_text(count: Count) -> str:
@@ -345,9 +320,19 @@ EMPTY = {
 
 async def jobs(context: PageContext) -> Response:
     pairs = context.request.query_params.multi_items()
+    problem = ""
+    try:
+        added = with_added(columns_in(context), pairs, context.zone)
+        if added is not None:
+            parse_request(columns_in(context), added)
+            return context.redirect(context.url("jobs", queue=context.queue, query=added))
+    except ParameterError as error:
+        # What was typed stays in its field, below which the problem is shown.
+        problem = f"{error.parameter.removeprefix('f.')}: {error.problem}."
+        pairs = [pair for pair in pairs if pair[0] not in FORMS]
     with bad_parameters("Change it, or start from the list of all jobs."):
         request = parse_request(columns_in(context), pairs)
-        if any(not value for _, value in pairs):
+        if not problem and any(not value for _, value in pairs):
             # The form of the filter sends a parameter for each field that was left empty. The URL of the list, which
             # people copy, is without them.
             kept = [pair for pair in pairs if pair[1]]
@@ -357,6 +342,10 @@ async def jobs(context: PageContext) -> Response:
     return context.render(
         "jobs.html",
         queue=context.queue,
+        typed=context.request.query_params.get if problem else {}.get,
+        problem_of_line=problem,
+        suggestions=await suggestions(context, [context.queue]),
+        spans=SPANS,
         view=view,
         carried=list_fields(request),
         page=found.value,
@@ -374,6 +363,9 @@ def _read(session: Session, request: ListRequest) -> tuple[Part[JobPage], Part[M
     counts: Part[Mapping[str | None, Count]] = attempt_part(session, count_states, request.wanted)
     return found, counts
 
+
+SPANS = ("15min", "1h", "6h", "1d", "7d", "30d")
+"""The spans that the form with times offers."""
 
 _LONG = 120
 """The number of characters from which a value has a block of its own."""

@@ -35,6 +35,7 @@ from sqlaqueue.web.data.reader import Memory, Part, Unavailable, attempt_part, p
 from sqlaqueue.web.errors import BadRequest, NotFound, PageError
 from sqlaqueue.web.links import listed_url
 from sqlaqueue.web.rendering import clock_text, duration, short
+from sqlaqueue.web.search import suggestions
 from sqlaqueue.web.settings import Action, Queue
 
 CLAIM_SHARED_FOR = 5.0
@@ -491,6 +492,7 @@ async def overview(context: PageContext) -> Response:
         most_blocked=MOST_BLOCKED,
         count_limit=COUNT_LIMIT,
         spark=_spark,
+        suggestions=await suggestions(context, context.queues),
         listed_url=lambda queue, listed: listed_url(context, queue, listed),
         target_of=target_of,
         minutes=round(MINUTES.length.total_seconds() / 60),

@@ -9,7 +9,10 @@
 ``job=5``                         the key, as :func:`sqlaqueue.queue.run.key_text` writes it
 ``f.customer_id=5``               a column equals a value
 ``f.total.min=10``                a number or a moment is not less; ``f.total.max=20``: not more
+``f.created_at.last=1h``          a moment is within the last hour; units are ``min``, ``h`` and ``d``
 ``f.subject.starts=Re``           a text starts with another
+``f.subject.contains=order``      a text contains another, in upper or lower case
+``f.payload.json.a.b=5``          the value at a path in JSON is this text or number
 ``f.customer_id.null=yes``        a column is null; ``no``: it is not
 ================================  ==================================================================
 
@@ -23,7 +26,7 @@ import re
 import uuid
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
-from datetime import UTC, date, datetime
+from datetime import UTC, date, datetime, timedelta
 from decimal import Decimal
 from typing import Any, Literal, get_args
 
@@ -31,7 +34,7 @@ import sqlalchemy as sa
 
 from sqlaqueue.admin.jobs import kind_of, message_of
 from sqlaqueue.admin.state import has_leases
-from sqlaqueue.sql.portable import clock
+from sqlaqueue.sql.portable import clock, earlier
 from sqlaqueue.web.data.job_columns import JobColumn, JobColumns, Kind, choices_of, kind_of_type, states_of, stored_type
 from sqlaqueue.web.data.reader import ParameterError
 
@@ -52,10 +55,10 @@ _OF_JOBS = ("state", "error", "message", "job")
 OPERATORS: dict[Kind, tuple[str, ...]] = {
     "integer": ("", "min", "max", "null"),
     "number": ("", "min", "max", "null"),
-    "moment": ("", "min", "max", "null"),
-    "naive_moment": ("", "min", "max", "null"),
+    "moment": ("", "min", "max", "last", "null"),
+    "naive_moment": ("", "min", "max", "last", "null"),
     "date": ("", "min", "max", "null"),
-    "text": ("", "starts", "null"),
+    "text": ("", "starts", "contains", "null"),
     "boolean": ("", "null"),
     "enum": ("", "null"),
     "uuid": ("", "null"),
@@ -64,6 +67,12 @@ OPERATORS: dict[Kind, tuple[str, ...]] = {
     "state": (),
 }
 """The conditions on a column, by its kind: the last part of the parameter's name, empty for equality."""
+
+JSON = "json"
+"""The operator of conditions on a value in JSON; the path follows."""
+
+_DEEPEST = 10
+"""The number of names in a path."""
 
 _LONGEST = 1000
 """The number of characters that a value may have."""
@@ -74,6 +83,10 @@ _LONGEST_KEY = 8000
 _INTEGER = re.compile(r"[+-]?\d{1,19}", re.ASCII)
 _NUMBER = re.compile(r"[+-]?(\d{1,100}(\.\d{0,100})?|\.\d{1,100})([eE][+-]?\d{1,3})?", re.ASCII)
 _HEXADECIMAL = re.compile(r"\\x([0-9a-fA-F]{2})*", re.ASCII)
+_NAME = re.compile(r"[\w-]{1,100}")
+_SPAN = re.compile(r"(\d{1,5})(min|h|d)", re.ASCII)
+_UNITS = {"min": timedelta(minutes=1), "h": timedelta(hours=1), "d": timedelta(days=1)}
+_LONGEST_SPAN = timedelta(days=10_000)
 _YEARS = range(2, 9999)
 """Within these years a moment can be converted between time zones."""
 
@@ -84,10 +97,12 @@ class Condition:
     operator: str
     text: str
     """Its value, as in the URL."""
+    path: tuple[str, ...] = ()
+    """Where the value is, in JSON."""
 
     @property
     def parameter(self) -> str:
-        return parameter_of(self.column, self.operator)
+        return ".".join((parameter_of(self.column, self.operator), *self.path))
 
     @property
     def is_equality(self) -> bool:
@@ -97,18 +112,49 @@ class Condition:
     @property
     def is_range(self) -> bool:
         """Whether it selects one part of an index that begins with the column."""
-        return self.operator in {"min", "max"} or (self.operator == "null" and self.text == "no")
+        return self.operator in {"min", "max", "last"} or (self.operator == "null" and self.text == "no")
 
     def on(self, expression: sa.ColumnElement[Any]) -> sa.ColumnElement[bool]:
         if self.operator == "null":
             return expression.is_(None) if self.text == "yes" else expression.is_not(None)
+        if self.operator == "last":
+            return self._within(expression)
+        if self.operator == JSON:
+            document: Any = sa.type_coerce(expression, sa.JSON())
+            at_path: sa.ColumnElement[str] = document[self.path].as_string()
+            return at_path == sa.literal(self.text, sa.Text())
         value = typed(self.column, self.text, self.parameter)
         plain = sa.type_coerce(expression, value.type)
-        if self.operator == "starts":
-            return sa.func.starts_with(sa.cast(plain, sa.Text()), value, type_=sa.Boolean())
+        if self.operator in {"starts", "contains"}:
+            return self._has_part(sa.cast(plain, sa.Text()), value)
         if self.operator == "min":
             return plain >= value
         return plain <= value if self.operator == "max" else plain == value
+
+    def _has_part(self, text: sa.ColumnElement[str], part: sa.ColumnElement[Any]) -> sa.ColumnElement[bool]:
+        if self.operator == "starts":
+            return sa.func.starts_with(text, part, type_=sa.Boolean())
+        return sa.func.strpos(sa.func.lower(text), sa.func.lower(part), type_=sa.Integer()) > 0
+
+    def _within(self, expression: sa.ColumnElement[Any]) -> sa.ColumnElement[bool]:
+        since = earlier(clock(), span_of(self.text, self.parameter))
+        if self.column.kind == "naive_moment":
+            # As what is typed into the other fields: such a column has times in UTC.
+            since = sa.func.timezone(sa.literal("UTC", sa.Text()), since, type_=sa.DateTime())
+        return sa.type_coerce(expression, since.type) >= since
+
+
+def is_json(column: JobColumn) -> bool:
+    return isinstance(column.stored_type, sa.JSON)
+
+
+def span_of(text: str, parameter: str) -> timedelta:
+    """Return a span of time that is written as ``15min``, ``6h`` or ``7d``."""
+    found = _SPAN.fullmatch(text)
+    span = timedelta(0) if found is None else int(found[1]) * _UNITS[found[2]]
+    if not timedelta(0) < span <= _LONGEST_SPAN:
+        raise ParameterError(parameter, "use a number of minutes, hours or days, such as 15min, 1h or 7d")
+    return span
 
 
 @dataclass(frozen=True)
@@ -228,7 +274,8 @@ def _conditions(columns: JobColumns, names: set[str], values: Mapping[str, str])
         for column in filterable(columns)
         for operator in OPERATORS[column.kind]
     }
-    unknown = min(names - known.keys(), default=None)
+    paths = {name: found for name in sorted(names - known.keys()) if (found := _in_json(columns, name)) is not None}
+    unknown = min(names - known.keys() - paths.keys(), default=None)
     if unknown is not None:
         raise ParameterError(unknown[:100], "there is no such condition")
     # In the order of the columns, so that one filter has one URL.
@@ -238,9 +285,27 @@ def _conditions(columns: JobColumns, names: set[str], values: Mapping[str, str])
         text = values[name]
         if operator == "null" and text not in {"yes", "no"}:
             raise ParameterError(name, "use yes or no")
-        if operator != "null":
+        if operator == "last":
+            span_of(text, name)
+        elif operator != "null":
             typed(column, text, name)
         yield Condition(column, operator, text)
+    for name, (column, path) in paths.items():
+        if name in values:
+            yield Condition(column, JSON, values[name], path)
+
+
+def _in_json(columns: JobColumns, name: str) -> tuple[JobColumn, tuple[str, ...]] | None:
+    """Return the column and the path that a parameter means; None if it means none."""
+    for column in filterable(columns):
+        begin = f"{parameter_of(column, JSON)}."
+        if is_json(column) and name.startswith(begin):
+            path = tuple(name.removeprefix(begin).split("."))
+            if len(path) > _DEEPEST or not all(map(_NAME.fullmatch, path)):
+                problem = f"write up to {_DEEPEST} names of letters, digits, _ and -, with a dot between them"
+                raise ParameterError(name[:100], problem)
+            return column, path
+    return None
 
 
 def typed(column: JobColumn, text: str, parameter: str) -> sa.ColumnElement[Any]:

@@ -10,7 +10,7 @@
 //   data-zone-cookie="NAME" and data-root="URL" on <body>: the cookie with the zone, and the first page
 //   data-badge="URL"      on the icon: the findings of the doctor, which a tab in the background reads every minute;
 //                         data-plain="URL" and data-critical="URL": the icon without and with critical ones
-//   data-filter           the field that / focuses
+//   data-filter           the field that / focuses; its suggestions are those of the last word
 //   data-go="KEY"         a link that g and this key follow
 //   data-select-all       a checkbox for all checkboxes of its table
 //   data-selected         shows how many of them are selected
@@ -370,11 +370,24 @@
     connect();
   }
 
+  // -- suggestions ---------------------------------------------------------------------------------------------------
+
+  // A browser compares each suggestion with the whole line; the script puts the words before the last one in front.
+  document.addEventListener("input", (event) => {
+    const list = event.target.matches?.("[data-filter]") && event.target.list;
+    if (!list) return;
+    const before = event.target.value.replace(/\S*$/, "");
+    for (const option of list.options) {
+      option.dataset.word ??= option.value;
+      option.value = before + option.dataset.word;
+    }
+  });
+
   // -- keys ----------------------------------------------------------------------------------------------------------
 
   const KEYS = [
-    ["j", "Next row"], ["k", "Previous row"], ["Enter", "Open the row"], ["x", "Select the row"], ["/", "Filter"],
-    ["g o", "Overview"], ["g j", "Jobs of the queue"], ["g w", "Consumers"], ["g f", "Failures"], ["g s", "Schedules"], ["g h", "Health"], ["p", "Pause or resume live updates"],
+    ["j", "Next row"], ["k", "Previous row"], ["Enter", "Open the row"], ["x", "Select the row"], ["/", "Search"],
+    ["g o", "Overview"], ["g j", "Jobs of the queue"], ["g w", "Consumers"], ["g f", "Failures"], ["g s", "Schedules"], ["g h", "Health"], ["g /", "Search all queues"], ["p", "Pause or resume live updates"],
     ["?", "Show these keys"],
   ];
   let isGoing = 0;

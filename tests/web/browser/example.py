@@ -378,6 +378,7 @@ _ALL = {
     "workers": "workers",
     "confirm_worker": "workers/confirm?action=quiet&queue=email&id=email-1",
     "failures": "failures",
+    "search": "search?q=state:failed",
     "schedules": "schedules",
     "health": "health",
 }

@@ -52,16 +52,47 @@ def test_a_list_is_paged_there_and_back(open_view: MakeView, site: Site, options
 @everywhere
 def test_a_list_is_filtered_by_a_form(open_view: MakeView, site: Site, options: dict[str, object]) -> None:
     view = open_view(site, **options).open("queues/email/jobs?state=failed")
-    view.page.get_by_label("Kind of error").fill("TimeoutError")
-    view.page.get_by_label("Kind of error").press("Enter")
-    view.page.wait_for_url("**TimeoutError**")
+    view.page.get_by_label("Add a condition").fill("error:TimeoutError")
+    view.page.get_by_label("Add a condition").press("Enter")
+    view.page.wait_for_url("**error=TimeoutError**")
     assert len(keys(view)) == 5
-    view.page.get_by_label("Kind of error").fill("<script>alert(1)</script>")
-    view.page.get_by_label("Kind of error").press("Enter")
+    view.page.get_by_label("Add a condition").fill("<script>alert(1)</script>")
+    view.page.get_by_label("Add a condition").press("Enter")
     view.page.wait_for_url("**script**")
     assert keys(view) == []
     assert "<script>alert(1)</script>" in view.text("main")
     view.check()
+
+
+@everywhere
+def test_all_queues_are_searched(open_view: MakeView, site: Site, options: dict[str, object]) -> None:
+    view = open_view(site, **options).open()
+    view.page.get_by_label("Search all queues").fill("state:failed customer_id:5")
+    view.page.get_by_label("Search all queues").press("Enter")
+    view.page.wait_for_url("**/search**")
+    first = keys(view)
+    assert first
+    view.follow(view.page.get_by_role("link", name="email", exact=True))
+    assert keys(view)[: len(first)] == first
+    assert "customer_id = 5" in view.text("ul.chips")
+    # A further condition, from the menu.
+    view.page.get_by_text("Choose from all conditions").click()
+    view.page.get_by_label("Condition", exact=True).select_option("f.to.contains")
+    view.page.get_by_label("Value").fill("@EXAMPLE")
+    view.page.get_by_label("Value").press("Enter")
+    view.page.wait_for_url("**f.to.contains**")
+    assert keys(view)[: len(first)] == first
+    assert view.path == "queues/email/jobs?state=failed&f.customer_id=5&f.to.contains=%40EXAMPLE"
+
+
+def test_suggestions_are_those_of_the_last_word(open_view: MakeView, site: Site) -> None:
+    view = open_view(site).open("search")
+    values = "() => [...document.querySelector('#suggestions').options].map((each) => each.value)"
+    plain = view.run(values)
+    assert {"state:failed", "customer_id:", "arguments.month:"} <= {*plain}
+    for typed, before in (("state:failed cus", "state:failed "), ("a b c", "a b "), ("cus", "")):
+        view.page.get_by_label("Search", exact=True).fill(typed)
+        assert view.run(values) == [before + each for each in plain]
 
 
 def test_a_list_by_keyboard(open_view: MakeView, site: Site) -> None:
@@ -75,7 +106,7 @@ def test_a_list_by_keyboard(open_view: MakeView, site: Site) -> None:
     assert view.run("() => document.activeElement.matches('[data-filter]')")
     view.page.keyboard.type(first)
     view.press("Enter")
-    view.page.wait_for_url(f"**{first}**")
+    view.page.wait_for_url(f"**job={first}")
     view.press("g", "o")
     view.page.wait_for_url(view.root)
     view.press("g", "h")
@@ -90,12 +121,12 @@ def test_a_list_follows_the_queue_and_keeps_the_selection(own_site: Site, open_v
     view = open_view(own_site).open("queues/email/jobs?state=pending").settle()
     selected = keys(view)[1]
     view.page.get_by_label(f"Select {selected}", exact=True).check()
-    view.page.get_by_label("Key (id)").fill("12")
+    view.page.get_by_label("Add a condition").fill("12")
     own_site.add(Email(customer_id=1, to="new@example.com", subject="<b>bold</b> & <img src=x onerror=alert(1)>"))
     view.wait_for("() => document.querySelector('table.jobs').textContent.includes('new@example.com')")
     assert view.page.get_by_label(f"Select {selected}", exact=True).is_checked()
     assert view.text("[data-selected]") == "1 selected"
-    assert view.page.get_by_label("Key (id)").input_value() == "12"
+    assert view.page.get_by_label("Add a condition").input_value() == "12"
     # As text, also when a script has put it there.
     assert view.page.locator("table.jobs b, table.jobs img").count() == 0
     own_site.execute(f"DELETE FROM email WHERE id = {selected}")

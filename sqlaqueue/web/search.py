@@ -110,7 +110,8 @@ def of_column(column: JobColumn, value: str, zone: Zone) -> Pairs:
     if value in {"null", "!null"} and column.column.nullable:
         return [(parameter_of(column, "null"), "yes" if value == "null" else "no")]
     if column.kind in {"other", "bytes"}:
-        raise ParameterError(LINE, f"{column.name} is compared with null and !null only")
+        path = f"; write {column.name}.name:value for a value in it" if is_json(column) else ""
+        raise ParameterError(LINE, f"{column.name} as a whole is not compared{path}")
     return [
         (parameter_of(column, operator), moment_in(column, _unquoted(text), zone))
         for operator, text in _signed(value, OPERATORS[column.kind])
@@ -331,6 +332,9 @@ _LONGEST = 5.0
 _SEARCHES: RunVar[anyio.CapacityLimiter] = RunVar("sqlaqueue_dashboard_searches")
 
 
+BY_KEY = "by key"
+
+
 @dataclass(frozen=True)
 class Wanted:
     queue: Queue
@@ -417,7 +421,7 @@ def _requests(context: PageContext, queue: Queue, line: str) -> list[Wanted]:
         return [made("", *state) for state in everywhere]
     found = []
     if _is_key(columns, parsed.words):
-        found += [made("by key", *state, ("job", parsed.words)) for state in everywhere]
+        found += [made(BY_KEY, *state, ("job", parsed.words)) for state in everywhere]
     by_error = _in_errors(columns, parsed.words)
     if by_error is not None:
         # Of all jobs, those have errors; the others would only make the search longer.
@@ -444,7 +448,9 @@ def _read_all(session: Session, wanted: Sequence[Wanted], results: SearchResults
             with session.begin_nested():
                 page = read_page(session, each.request, SHOWN)
         except ParameterError as error:
-            results.leave_out(each.queue, f"{error.problem}.")
+            # Words that the database does not take as a key may be those of an error.
+            if each.what != BY_KEY:
+                results.leave_out(each.queue, f"{error.problem}.")
             continue
         except (DBAPIError, SqlaqueueError) as error:
             if is_connection_lost(error):

@@ -91,6 +91,19 @@ def test_no_more_failures_are_read_than_the_limit(engine: sa.Engine, monkeypatch
     assert (failures.number, failures.is_capped) == (3, True)
 
 
+def test_dead_letters_that_are_not_read_are_told(engine: sa.Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    no_table_is_small(monkeypatch, GROUPED=3)
+    model = new_queue(engine, "rows_are_messages")
+    add(engine, *(model(id=number) for number in range(1, 4)))
+    fail_jobs(engine, model, 2)
+    assert not found(engine, model).is_capped
+    # A cancelled one is read as well: no index tells them apart.
+    execute(engine, "UPDATE sqlaqueue_dead_letter SET state = 'cancelled' WHERE key = '[1]'")
+    fail_jobs(engine, model)
+    failures = found(engine, model)
+    assert (failures.number, failures.is_capped) == (2, True)
+
+
 # -- pages ----------------------------------------------------------------------------------------------------------
 
 

@@ -66,8 +66,8 @@ def test_what_a_line_means(line: str, conditions: dict[str, str], words: str) ->
     ("line", "problem"),
     [
         ("nothing:5", "no column 'nothing' is shown"),
-        ("blob:x", "blob is compared with null and !null only"),
-        ("document:x", "document is compared with null and !null only"),
+        ("blob:x", "blob as a whole is not compared"),
+        ("document:x", "not compared; write document.name:value for a value in it"),
         ("name.a:x", "no column 'name.a' is shown"),
         ("a" * 1001, "use at most 1000 characters"),
     ],

@@ -7,7 +7,7 @@ UUIDs and quoted texts.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -119,7 +119,9 @@ def read_failures(
     if not spec.has("status"):
         letters = _letters(spec, GROUPED).subquery("sqlaqueue_letters")
         failed_letters = sa.select(letters.c.error, letters.c.ended_at).where(letters.c.state == "failed")
-        return _grouped(reader, failed_letters, within=within)
+        found = _grouped(reader, failed_letters, within=within)
+        number: int = reader.execute(sa.select(sa.func.count()).select_from(letters)).scalar_one()
+        return replace(found, is_capped=number >= GROUPED)
     if not spec.has("last_error"):
         return Unavailable(reason=f"{spec.model.__name__} leaves out the queue attribute 'last_error'.")
     if spec.config.states.failed is None:
@@ -127,12 +129,12 @@ def read_failures(
     newest = _failed_rows(spec)
     if reader.is_small or (spec.has("finished_at") and reader.is_bounded("newest failed", newest)):
         return _grouped(reader, newest, within=within)
-    found = source or find_finished_jobs(reader)
-    if isinstance(found, Unavailable):
-        return found
-    recent = found.newest(DAY.length, LIMIT).subquery("sqlaqueue_recent")
+    finished = source or find_finished_jobs(reader)
+    if isinstance(finished, Unavailable):
+        return finished
+    recent = finished.newest(DAY.length, LIMIT).subquery("sqlaqueue_recent")
     failed = sa.select(recent.c.error, recent.c.ended_at).where(recent.c.outcome == "failed").limit(GROUPED)
-    return _grouped(reader, failed, of_attempts=found.source == "attempts", within=within)
+    return _grouped(reader, failed, of_attempts=finished.source == "attempts", within=within)
 
 
 def _failed_rows(spec: QueueSpec) -> AnySelect:

@@ -292,3 +292,19 @@ async def test_a_spread_that_cannot_be_is_refused(
     async with client_of(redact=redact) as browser:
         text = (await browser.get(f"/queues/email/confirm?action={action}&key=1")).text
     assert ('name="spread"' in text) == (action == "requeue" and not redact)
+
+
+async def test_a_page_that_reads_a_part_of_the_failures_does_not_say_that_there_are_none(
+    client_of: Any, queues: Queues, engine: sa.Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Jobs may have failed before the attempt history was there."""
+    add(engine, queues.Email(recipient="x"))
+    fail_jobs(engine, queues.Email, 1, error="ValueError: x")
+    no_table_is_small(monkeypatch)
+    async with client_of() as browser:
+        page = (await browser.get("/queues/email")).text
+        assert "No attempt has failed within the last day" in page
+        assert 'href="../queues/email/jobs?state=failed">The list of failed jobs</a>' in page
+        page += (await browser.get("/failures")).text
+        assert "No failures were found" in page
+        assert "No failed jobs" not in page

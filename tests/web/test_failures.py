@@ -127,7 +127,7 @@ async def test_the_page_has_the_groups_of_all_queues(engine: sa.Engine, queues: 
         assert page.text.index("job … not found") < page.text.index("KeyError")
         assert "3 within the last 24 hours" in page.text
         listed = await browser.get(str(page.url.join(links(page.text, r"<b>LookupError</b> job … not found")[0])))
-    assert listed.text.count('class="select"><input type="checkbox" form="selected-jobs"') == 3
+    assert listed.text.count('class="select"><label><input type="checkbox" form="selected-jobs"') == 3
     assert "message job … not found" in listed.text
 
 

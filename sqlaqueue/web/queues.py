@@ -479,6 +479,7 @@ class Row:
 
 
 async def overview(context: PageContext) -> Response:
+    rows: Sequence[Row] = ()
     async with anyio.create_task_group() as group:
         if context.attention.needs_schedules:
             group.start_soon(_read_schedules, context)

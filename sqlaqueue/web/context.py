@@ -305,3 +305,9 @@ async def shared_result(
                 results.pop(other, None)
             found = results[key] = SharedResult(value, datetime.now(UTC), now + seconds)
         return found
+
+
+def last_result(state: dict[str, Any], key: Any) -> SharedResult[Any] | None:
+    """Return what :func:`shared_result` remembers for a key, without making it."""
+    results: dict[Any, SharedResult[Any]] = state.get("shared_results", {})
+    return results.get(key)

@@ -493,7 +493,7 @@ async def overview(context: PageContext) -> Response:
         most_blocked=MOST_BLOCKED,
         count_limit=COUNT_LIMIT,
         spark=_spark,
-        suggestions=await suggestions(context, context.queues),
+        suggestions=await suggestions(context, context.queues, reads=False),
         listed_url=lambda queue, listed: listed_url(context, queue, listed),
         target_of=target_of,
         minutes=round(MINUTES.length.total_seconds() / 60),

@@ -20,7 +20,7 @@ import contextlib
 import json
 import re
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 
@@ -33,7 +33,8 @@ from starlette.responses import Response
 
 from sqlaqueue.consumer.core.errors import is_connection_lost
 from sqlaqueue.exc import SqlaqueueError
-from sqlaqueue.web.context import PageContext, shared_result
+from sqlaqueue.web.context import PageContext, SharedResult, last_result, shared_result
+from sqlaqueue.web.data.failures import Failures, read_failures
 from sqlaqueue.web.data.job_columns import JobColumn, JobColumns, columns_of
 from sqlaqueue.web.data.job_filters import (
     JSON,
@@ -46,7 +47,7 @@ from sqlaqueue.web.data.job_filters import (
     span_of,
 )
 from sqlaqueue.web.data.job_pages import JobPage, ListRequest, parse_request, read_page
-from sqlaqueue.web.data.reader import ParameterError, problem_text
+from sqlaqueue.web.data.reader import ParameterError, QueueReader, problem_text
 from sqlaqueue.web.database import of_this_loop
 from sqlaqueue.web.errors import Busy, PageError
 from sqlaqueue.web.rendering import Zone
@@ -250,10 +251,14 @@ _SAMPLE = 50
 _LARGEST_SAMPLE = 8000
 """The stored bytes up to which a value is read for that."""
 
+_KINDS = 5
+"""The number of kinds of errors that are suggested of a queue."""
+
 _SUGGESTED_FOR = 60.0
+"""The seconds for which they are remembered."""
 
 
-def suggested(columns: JobColumns, names_in_json: Iterable[str] = ()) -> list[str]:
+def suggested(columns: JobColumns) -> list[str]:
     """Return beginnings of words that mean something in a queue."""
     found = [f"state:{each}" for each in lists_of(columns)]
     for column in filterable(columns):
@@ -262,26 +267,45 @@ def suggested(columns: JobColumns, names_in_json: Iterable[str] = ()) -> list[st
         choices = ("true", "false") if column.kind == "boolean" else column.choices
         found += [f"{column.name}:{each}" for each in choices] or [f"{column.name}:"]
     error = columns.by_role.get("last_error")
-    found += ["error:"] if error is not None and not error.is_redacted else []
-    return [*found, *(f"{each}:" for each in names_in_json)]
+    return [*found, "error:"] if error is not None and not error.is_redacted else found
 
 
-async def suggestions(context: PageContext, queues: Sequence[Queue]) -> list[str]:
-    """Return what the line of a search suggests for some queues, with the names in their JSON."""
+async def suggestions(context: PageContext, queues: Sequence[Queue], *, reads: bool = True) -> list[str]:
+    """Return what the line of a search suggests for some queues, with names and kinds of errors from their jobs.
+
+    :param reads: whether the jobs of a queue are read if that was long ago; otherwise what is remembered will do.
+    """
     found: dict[str, None] = {}
     for queue in queues:
-        columns = columns_of(queue.spec, context.settings.is_redacted)
-        names: Sequence[str] = ()
-        if any(is_json(each) for each in filterable(columns)):
+        columns, key = columns_of(queue.spec, context.settings.is_redacted), ("suggested", queue.name)
 
-            async def read(columns: JobColumns = columns) -> Sequence[str]:
-                return await context.database.read(_names_in_json, columns)
+        async def read(columns: JobColumns = columns) -> Sequence[str]:
+            return await context.database.read(_sampled, columns)
 
-            # Without them the page is complete.
-            with contextlib.suppress(PageError, SQLAlchemyError):
-                names = (await shared_result(context.state, ("json", queue.name), _SUGGESTED_FOR, read)).value
-        found |= dict.fromkeys(suggested(columns, names))
+        remembered: SharedResult[Sequence[str]] | None = last_result(context.state, key)
+        # Without them the page is complete.
+        with contextlib.suppress(PageError, SQLAlchemyError):
+            if reads:
+                remembered = await shared_result(context.state, key, _SUGGESTED_FOR, read)
+        found |= dict.fromkeys([*suggested(columns), *(() if remembered is None else remembered.value)])
     return list(found)[:MOST_SUGGESTED]
+
+
+def _sampled(session: Session, columns: JobColumns) -> list[str]:
+    """Return suggestions from the newest jobs: names in their JSON, and the most frequent kinds of errors."""
+    found = [f"{name}:" for name in _names_in_json(session, columns)]
+    error = columns.by_role.get("last_error")
+    if error is None or error.is_redacted:
+        return found
+    try:
+        with session.begin_nested():
+            failures = read_failures(QueueReader.begin(session, columns.spec))
+    except DBAPIError as problem:
+        if is_connection_lost(problem):
+            raise
+        return found
+    kinds = [kind for kind, _ in failures.kinds if kind] if isinstance(failures, Failures) else []
+    return [*found, *(f"error:{kind}" for kind in kinds[:_KINDS])]
 
 
 def _names_in_json(session: Session, columns: JobColumns) -> list[str]:

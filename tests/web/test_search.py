@@ -251,6 +251,7 @@ async def test_a_redacted_column_is_as_unknown_as_none(
         shown = (await browser.get("/search")).text
         assert f'value="{hidden}' not in shown
         assert ("payload.named" in shown) == (hidden != "payload")
+        assert ("error:E" in shown) == (hidden != "last_error")
         for name in ("f.recipient.contains", "f.payload.json.a", "f.last_error.contains", "f.total.min"):
             listed = await browser.get("/queues/email/jobs", params={name: "1"})
             assert (listed.status_code == 400) == name.startswith(f"f.{hidden}"), name
@@ -400,14 +401,28 @@ async def test_what_can_be_searched_for_is_suggested(engine: sa.Engine, queues: 
         queues.Email(recipient="a", payload={"order": 1, "not this": 2}),
         queues.Email(recipient="b", payload=[]),
     )
+    fail_jobs(engine, queues.Email, error="smtp.Refused: 550")
     async with client_of() as browser:
         texts = [(await browser.get(path)).text for path in ("/queues/email/jobs", "/search", "/")]
     for text in texts:
         found = [unescape(each) for each in re.findall(r'<option value="([^"]*)"></option>', text)]
         assert {"state:failed", "recipient:", "kind:WELCOME", "urgent:true", "payload.order:", "error:"} <= {*found}
+        assert "error:smtp.Refused" in found
         assert "payload.not this:" not in found
     assert "width:" in texts[1]
     assert "width:" not in texts[0]
+
+
+async def test_the_first_page_reads_no_jobs_for_its_suggestions(
+    engine: sa.Engine, queues: Queues, client_of: Any, no_examination: None
+) -> None:
+    add(engine, queues.Email(recipient="a", payload={"order": 1}))
+    async with client_of() as browser:
+        text = (await browser.get("/")).text
+        assert '<option value="recipient:">' in text
+        assert "payload.order" not in text
+        await browser.get("/search")
+        assert "payload.order" in (await browser.get("/")).text
 
 
 def test_a_time_of_a_form_is_in_the_zone_of_the_page() -> None:

@@ -20,9 +20,10 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from sqlaqueue.web.dashboard import Dashboard
+    from sqlaqueue.web.data.records import AuditMixin
     from sqlaqueue.web.settings import ACTIONS, Access, Action
 
-__all__ = ["ACTIONS", "Access", "Action", "Dashboard"]
+__all__ = ["ACTIONS", "Access", "Action", "AuditMixin", "Dashboard"]
 
 
 # Loaded when first used: the command line edits jobs by `web.data`, which needs neither Jinja nor Starlette.
@@ -30,6 +31,11 @@ def __getattr__(name: str) -> Any:
     if name not in __all__:
         msg = f"module {__name__!r} has no attribute {name!r}"
         raise AttributeError(msg)
+    if name == "AuditMixin":
+        # Without these: the models of an application are loaded by workers as well.
+        from sqlaqueue.web.data.records import AuditMixin  # noqa: PLC0415 - when it is first used
+
+        return AuditMixin
     try:
         import jinja2  # noqa: F401, PLC0415 - an extra, see above
         import starlette  # noqa: F401, PLC0415 - an extra, see above

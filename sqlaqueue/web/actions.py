@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Sequence
 from datetime import timedelta
 from typing import Any, get_args
 
@@ -20,6 +21,7 @@ from sqlaqueue.web.data.bulk import (
     ByFilter,
     ByKeys,
     Done,
+    PreviewedJob,
     Selection,
     act,
     can_spread,
@@ -27,11 +29,15 @@ from sqlaqueue.web.data.bulk import (
 )
 from sqlaqueue.web.data.edit import EditForm, read_copy, read_form, save, save_copy
 from sqlaqueue.web.data.job_columns import JobColumns
-from sqlaqueue.web.data.job_pages import Count, ListRequest
+from sqlaqueue.web.data.job_pages import Count, ListRequest, read_rows
+from sqlaqueue.web.data.job_windows import JobRow
 from sqlaqueue.web.data.reader import ParameterError
-from sqlaqueue.web.errors import BadRequest, NotFound, ServiceUnavailable
+from sqlaqueue.web.data.records import Record, note_undone, read_record, read_records
+from sqlaqueue.web.data.undo import Changes, Undone, look, roles_of, undo, why_not
+from sqlaqueue.web.errors import BadRequest, Forbidden, NotFound, ServiceUnavailable
 from sqlaqueue.web.queues import worker_of
 from sqlaqueue.web.security import FormData
+from sqlaqueue.web.settings import Action
 
 LABELS: dict[BulkAction, str] = {"requeue": "Requeue", "cancel": "Cancel", "purge": "Delete"}
 
@@ -138,9 +144,10 @@ async def save_edit(context: PageContext) -> Response:
     job = context.url("job", queue=queue, query={"key": key})
     if edited.outcome == "unchanged":
         return context.redirect(job, ("unchanged", 1))
-    context.audit("edit", queue, count=1, keys=[key], columns=list(edited.columns), then=data.get("then"))
+    facts: dict[str, Any] = {"columns": list(edited.columns), "then": data.get("then")}
+    done = await context.record("edit", queue, count=1, keys=[key], **facts)
     notices = [("edited", 1)] if edited.columns else []
-    return context.redirect(job, *notices, *([("requeued", 1)] if edited.outcome == "requeued" else []))
+    return context.redirect(job, *notices, *([("requeued", 1)] if edited.outcome == "requeued" else []), *done)
 
 
 async def enqueue(context: PageContext) -> Response:
@@ -165,8 +172,8 @@ async def save_enqueued(context: PageContext) -> Response:
         raise NotFound(*_MISSING)
     if edited.form is not None:
         return _page(context, key, edited.form, status=_STATUS[edited.outcome], is_copy=True)
-    context.audit("enqueue", queue, count=1, keys=[edited.key], like=key)
-    return context.redirect(context.url("job", queue=queue, query={"key": edited.key}), ("enqueued", 1))
+    made = await context.record("enqueue", queue, count=1, keys=[edited.key], like=key)
+    return context.redirect(context.url("job", queue=queue, query={"key": edited.key}), ("enqueued", 1), *made)
 
 
 def _given(data: FormData, columns: JobColumns) -> dict[str, str | None]:
@@ -223,6 +230,8 @@ async def act_on_queue(context: PageContext) -> Response:
         return await _rescue(context)
     if action in {"pause", "resume"}:
         return await _pause(context, action)
+    if action == "undo":
+        return await _undo(context)
     raise NotFound("There is no such action.", "Go back to the page that offers it.")
 
 
@@ -246,14 +255,19 @@ async def _act_on_jobs(context: PageContext, action: BulkAction) -> Response:
             raise BadRequest(f"{error}") from error
     counts = {"asked": done.asked, "duplicates": done.duplicates, "left": done.left, "missing": done.missing}
     facts = {name: number for name, number in counts.items() if number}
-    context.audit(action, queue, count=done.changed, **{"keys": done.keys, **what}, **facts, error=done.problem)
+    what = {"keys": done.keys, **what}
+    changes = Changes(roles_of(queue.spec), done.changes).as_json() if done.changes else None
+    made = await context.record(action, queue, count=done.changed, changes=changes, **what, **facts, error=done.problem)
     if done.problem:
         text = f"{done.changed:,} jobs were changed. Then it was broken off: {done.problem}"
         raise ServiceUnavailable(text, "What was changed stays so. Look at the list, and repeat the action.")
     counts |= {_CHANGED[action]: done.changed, "unchanged": done.unchanged}
     notices = [(code, counts[code]) for code in (_CHANGED[action], *facts, "unchanged") if counts[code]]
     page = _page_of(context, chosen, place) if not (action == "purge" and done.changed) else None
-    return context.redirect(page or _next(context, action, chosen, done, came_from), *(notices or [("unchanged", 0)]))
+    # If nothing was done, there is nothing to show.
+    link = made if done.changed or done.asked else []
+    page = page or _next(context, action, chosen, done, came_from)
+    return context.redirect(page, *(notices or [("unchanged", 0)]), *link)
 
 
 def _spread_in(form: FormData, action: BulkAction, chosen: Selection) -> timedelta | None:
@@ -290,7 +304,7 @@ async def _rescue(context: PageContext) -> Response:
     context.require("requeue", queue)
     with context.failures_audited("rescue", queue):
         rescued = await context.database.write(changes.rescue, queue.model)
-    context.audit("rescue", queue, count=rescued)
+    await context.record("rescue", queue, count=rescued)
     # The page of a job has the button as well.
     key = context.request.query_params.get("key")
     back = context.url("queue", queue=queue) if key is None else context.url("job", queue=queue, query={"key": key})
@@ -303,7 +317,7 @@ async def _pause(context: PageContext, action: str) -> Response:
     operation = changes.pause if action == "pause" else changes.resume
     with context.failures_audited(action, queue):
         await context.database.write(operation, queue.model)
-    context.audit(action, queue)
+    await context.record(action, queue)
     return context.redirect(context.url("queue", queue=queue), (f"{action}d", 1))
 
 
@@ -335,7 +349,7 @@ async def act_on_worker(context: PageContext) -> Response:
     queue, facts = worker.queue, {"worker": worker.name, "id": worker.row.id}
     with context.failures_audited(f"{action}_worker", queue, **facts):
         await context.database.write(changes.ask_consumers, queue.model, action, [worker.row.id])
-    context.audit(f"{action}_worker", queue, **facts)
+    await context.record(f"{action}_worker", queue, **facts)
     return context.redirect(context.url("workers"), (f"{action}_asked", 1))
 
 
@@ -364,7 +378,7 @@ async def act_on_schedule(context: PageContext) -> Response:
     except StatementError:
         text = f"{queue.name} has no such schedule."
         raise NotFound(text, "It may have been removed; look at the list again.") from None
-    context.audit(f"{action}_schedule", queue, schedule=name)
+    await context.record(f"{action}_schedule", queue, schedule=name)
     return context.redirect(context.url("schedules"), (notice, 1))
 
 
@@ -374,3 +388,117 @@ def _change_schedule(session: Session, operation: Any, queue: Any, name: str) ->
         session.rollback()
         raise StatementError(f"the schedule {name!r} is of another queue")
     operation(session, queue.model, name)
+
+
+# -- what was done -----------------------------------------------------------------------------------------------------
+
+_RIGHTS: dict[str, Action] = {"requeue": "requeue", "cancel": "cancel"}
+"""The right to undo an action: that to the action itself."""
+
+_FINAL = {
+    "purge": "Deleted jobs cannot be brought back.",
+    "edit": "Edit the job again to change it back.",
+    "enqueue": "Cancel the job that was enqueued.",
+    "rescue": "Rescued jobs have no lease any more that could be given back.",
+    "undo": "Carry the action out again.",
+}
+"""Why other actions cannot be undone."""
+
+_SHOWN = 20
+
+
+async def show_done(context: PageContext) -> Response:
+    record = await _record_of(context, context.request.query_params.get("id", ""))
+    found: Undone | None = None
+    jobs: Sequence[JobRow] = ()
+    if record.changes is not None:
+        columns, changes = links.columns_in(context), Changes.of_json(record.changes)
+        found = await context.database.read(look, columns, changes, statement_timeout=_TIMEOUT)
+        keys = [each.key for each in changes.jobs[:_SHOWN]]
+        shown = [each for each in columns.chosen(None) if each.kind != "state" and not each.is_key]
+        jobs = await context.database.read(read_rows, columns, keys, shown)
+    return context.render(
+        "done.html",
+        queue=context.queue,
+        record=record,
+        found=found,
+        jobs=[PreviewedJob(job, "", is_changed=True) for job in jobs],
+        right=_RIGHTS.get(record.action),
+        why_not=_FINAL.get(record.action) or why_not(context.queue.spec),
+    )
+
+
+async def _record_of(context: PageContext, given: str) -> Record:
+    queue, model = context.queue, context.settings.audit
+    if not context.access.changes(queue.name):
+        raise Forbidden(
+            f"You may look at {queue.name}, but not at what others have done there.",
+            "Ask for the right to an action, which the access rule of the dashboard grants.",
+        )
+    number = int(given) if given.isascii() and given.isdigit() and len(given) <= 18 else 0  # noqa: PLR2004 - 64 bits
+    if model is None:
+        found = context.memory.get(number, queue.name)
+    else:
+        found = await context.database.read(read_record, model, number, queue.name)
+    if found is None:
+        advice = "It was deleted from the table of the audit."
+        if model is None:
+            advice = "Only the last actions of each process are remembered; Dashboard(audit=...) keeps them in a table."
+        raise NotFound("This action is not known any more.", advice)
+    return found
+
+
+async def _undo(context: PageContext) -> Response:
+    queue = context.queue
+    data = await context.form()
+    record = await _record_of(context, data.get("id"))
+    right = _RIGHTS.get(record.action)
+    if right is None or record.changes is None:
+        raise BadRequest("This action cannot be undone.", _FINAL.get(record.action, ""))
+    context.require(right, queue)
+    columns, changes = links.columns_in(context), Changes.of_json(record.changes)
+    facts: dict[str, Any] = {"of": record.action, "id": record.id}
+    with context.failures_audited("undo", queue, **facts):
+        found = await context.database.write(undo, columns, changes)
+    counts = {"undone": len(found.jobs), "left_alone": len(found.left), "gone": len(found.gone)}
+    counts["refused"] = len(found.refused)
+    told: dict[str, Any] = {name: number for name, number in counts.items() if number and name != "undone"}
+    await context.record("undo", queue, count=len(found.jobs), keys=found.jobs, **facts, **told)
+    if found.jobs:
+        await _note_undone(context, record)
+    notices = [(name, number) for name, number in counts.items() if number or name == "undone"]
+    return context.redirect(context.url("done", queue=queue, query={"id": record.id}), *notices)
+
+
+async def _note_undone(context: PageContext, record: Record) -> None:
+    if context.settings.audit is None:
+        context.memory.note_undone(record.id)
+    else:
+        await context.database.write(note_undone, context.settings.audit, record.id)
+
+
+_PAGE = 50
+
+
+async def show_audit(context: PageContext) -> Response:
+    model, given = context.settings.audit, context.request.query_params.get("before")
+    if given is not None and not (given.isascii() and given.isdigit() and len(given) <= 18):  # noqa: PLR2004 - 64 bits
+        raise BadRequest("before: it is no number of an action.", "Start from the newest.")
+    queues = {queue.name: queue for queue in context.queues if context.access.changes(queue.name)}
+    if context.queues and not queues:
+        raise Forbidden(
+            "You may look at queues, but not at what others have done there.",
+            "Ask for the right to an action, which the access rule of the dashboard grants.",
+        )
+    records: Sequence[Record] = ()
+    if model is not None and queues:
+        before = None if given is None else int(given)
+        records = await context.database.read(read_records, model, [*queues], before, _PAGE + 1)
+    return context.render(
+        "audit.html",
+        is_kept=model is not None,
+        records=records[:_PAGE],
+        queue_of=queues,
+        older=records[_PAGE - 1].id if len(records) > _PAGE else None,
+        is_first=given is None,
+    )

@@ -13,14 +13,17 @@ from urllib.parse import quote, unquote, urlencode
 
 import anyio
 from anyio.lowlevel import RunVar
+from sqlalchemy.exc import SQLAlchemyError
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, RedirectResponse, Response
 
 from sqlaqueue.exc import StatementError
+from sqlaqueue.log import fields, logger
 from sqlaqueue.web.data.reader import ParameterError
+from sqlaqueue.web.data.records import Memory, Record, insert_record, short_facts
 from sqlaqueue.web.database import Database, Reader, of_this_loop
 from sqlaqueue.web.errors import BadRequest, Forbidden, NotFound, PageError
-from sqlaqueue.web.rendering import SERVER, ZONE, ZONE_COOKIE, Renderer, Zone, notices_in, zone_of
+from sqlaqueue.web.rendering import SERVER, ZONE, ZONE_COOKIE, Renderer, Zone, notices_in, numbers_in, zone_of
 from sqlaqueue.web.security import FormData, read_form, write_audit
 from sqlaqueue.web.settings import Access, Action, Queue, Settings
 
@@ -76,6 +79,7 @@ PATHS = {
     "edit": "queues/{queue}/edit",
     "enqueue": "queues/{queue}/enqueue",
     "confirm": "queues/{queue}/confirm",
+    "done": "queues/{queue}/done",
     "act": "queues/{queue}/actions/{action}",
     "claim": "queues/{queue}/claim",
     "workers": "workers",
@@ -86,6 +90,7 @@ PATHS = {
     "schedules": "schedules",
     "act_on_schedule": "schedules/{action}",
     "health": "health",
+    "audit": "audit",
     "zone": "zone",
     "events": "events",
     "export": "queues/{queue}/jobs.{form}",
@@ -167,6 +172,48 @@ class PageContext:
     def audit(self, action: str, queue: Queue, *, count: int | None = None, **facts: Any) -> None:
         write_audit(self.user, action, queue.name, count=count, **facts)
 
+    async def record(
+        self,
+        action: str,
+        queue: Queue,
+        *,
+        count: int | None = None,
+        changes: Mapping[str, Any] | None = None,
+        **facts: Any,
+    ) -> list[tuple[str, int]]:
+        """Log an action, and store it: in the table of the audit, or in memory.
+
+        :param changes: what it has changed, if it can be undone.
+        :returns: the notice that leads to what was done; none if it could not be stored.
+        """
+        self.audit(action, queue, count=count, **facts)
+        made = Record(
+            at=datetime.now(UTC),
+            user=self.user,
+            action=action,
+            queue=queue.name,
+            count=count,
+            facts=short_facts(facts),
+            changes=changes,
+        )
+        model = self.settings.audit
+        if model is None:
+            number = self.memory.add(made)
+        else:
+            try:
+                number = await self.database.write(insert_record, model, made)
+            except (SQLAlchemyError, PageError) as error:
+                # What was done stays so.
+                text = "the dashboard cannot store what was done in the table of %s: %s"
+                logger.warning(text, model.__name__, error, extra=fields("dashboard_error", queue=queue.name))
+                return []
+        return [("done" if changes is None else "undoable", number)]
+
+    @property
+    def memory(self) -> Memory:
+        memory: Memory = self.state.setdefault("records", Memory())
+        return memory
+
     @contextmanager
     def failures_audited(self, action: str, queue: Queue, **facts: Any) -> Iterator[None]:
         """Log an action that fails as well: if the connection was lost at its end, it may have been carried out.
@@ -181,6 +228,23 @@ class PageContext:
             cause = error.__cause__ if isinstance(error, PageError) else None
             self.audit(action, queue, **facts, error=type(cause or error).__name__)
             raise
+
+    @property
+    def has_audit(self) -> bool:
+        """Whether there is a page of what was done that the user may see."""
+        return self.settings.audit is not None and any(self.access.changes(queue.name) for queue in self.queues)
+
+    @property
+    def done_link(self) -> tuple[str, str] | None:
+        """The text and the URL of the link to what was done before this page, if it says so."""
+        # Of the page of an error as well, which has no access to the queue.
+        queue = self.settings.by_slug(str(self.request.path_params.get("queue", "")))
+        if queue is None or not self.access.changes(queue.name):
+            return None
+        for code, text in (("undoable", "Show what was changed, or undo it"), ("done", "Show what was done")):
+            for number in numbers_in(self.request.query_params, code):
+                return text, self.url("done", queue=queue, query={"id": number})
+        return None
 
     def url(self, name: str, *, query: Query = (), **path: str | Queue) -> str:
         """Return the URL of a page, relative to this one: no path of a mount, or of a proxy, need be known."""

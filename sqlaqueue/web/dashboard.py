@@ -32,7 +32,17 @@ from sqlaqueue.postgresql.triggers import channel_of
 from sqlaqueue.sessions import primary_bind
 from sqlaqueue.telemetry.asgi import Receive, Scope, Send, answer_lifespan
 from sqlaqueue.web import api, errors
-from sqlaqueue.web.actions import act_on_queue, act_on_schedule, act_on_worker, confirm, confirm_worker, edit, enqueue
+from sqlaqueue.web.actions import (
+    act_on_queue,
+    act_on_schedule,
+    act_on_worker,
+    confirm,
+    confirm_worker,
+    edit,
+    enqueue,
+    show_audit,
+    show_done,
+)
 from sqlaqueue.web.context import PATHS, Page, PageContext, choose_zone, path_below_mount
 from sqlaqueue.web.data.reader import problem_text
 from sqlaqueue.web.database import READER, Database, Reader
@@ -309,6 +319,8 @@ GET: dict[str, Page] = {
     "api_consumers": api.consumers,
     "api_schedules": api.schedules,
     "api_findings": api.findings,
+    "done": show_done,
+    "audit": show_audit,
 }
 
 POST: dict[str, Page] = {
@@ -355,6 +367,8 @@ class Dashboard:
         ``{Email.customer_id: "https://shop.example/customers/{value}"}``; or a function of the value.
     :param origins: the schemes and hosts under which browsers reach it, such as ``["https://ops.example.com"]``.
         Requests for other hosts than these and this machine are refused.
+    :param audit: a mapped class that inherits :class:`AuditMixin`, in whose table the dashboard keeps who did what.
+        Without it, it remembers the last actions of its process, which can be undone, and has no page *Audit*.
     :raises NotAQueueError: if one of ``models`` is not a queue.
     :raises ConfigurationError: for any other invalid argument.
     """
@@ -368,6 +382,7 @@ class Dashboard:
         redact: Iterable[Column] = (),
         links: Mapping[Any, Link] = _NONE,
         origins: Iterable[str] = (),
+        audit: type[Any] | None = None,
     ) -> None:
         given: object = access  # without a type checker, callers may pass None
         if not callable(given):
@@ -376,7 +391,7 @@ class Dashboard:
                 "access=lambda request: Access(read=True)"
             )
         self._access = access
-        self._settings = Settings.of(models, redact, links, origins)
+        self._settings = Settings.of(models, redact, links, origins, audit)
         mappers = [queue.spec.mapper for queue in self._settings.queues.values()]
         self._database = Database(session_factory, type(self).__name__, mappers)
         self._renderer = shared_renderer()

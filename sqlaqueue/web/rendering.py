@@ -222,6 +222,16 @@ _TEXTS = {
     "purged": ("{} job was deleted.", "{} jobs were deleted."),
     "unchanged": ("{} job was not changed.", "{} jobs were not changed."),
     "remaining": ("{} more job matches; repeat the action.", "{} more jobs match; repeat the action."),
+    "undone": ("{} job is as it was before.", "{} jobs are as they were before."),
+    "left_alone": (
+        "{} job was left as it is: it has run, or was changed, since.",
+        "{} jobs were left as they are: they have run, or were changed, since.",
+    ),
+    "gone": ("{} job does not exist any more.", "{} jobs do not exist any more."),
+    "refused": (
+        "The database refused to change {} job; a duplicate of it may exist by now.",
+        "The database refused to change {} jobs; duplicates of them may exist by now.",
+    ),
     "none_selected": ("No job is selected.",) * 2,
     "edited": ("The job was changed.", "The jobs were changed."),
     "enqueued": ("The job was enqueued.", "The jobs were enqueued."),
@@ -239,12 +249,22 @@ _TEXTS = {
 _MOST = 6
 
 
+def numbers_in(query: QueryParams, code: str) -> list[int]:
+    """Return the numbers of the notices of one code that a URL names, such as the id of what was done."""
+    given = (each.partition(":") for each in query.getlist("notice")[:_MOST])
+    return [int(number) for name, _, number in given if name == code and _is_number(number)]
+
+
+def _is_number(text: str) -> bool:
+    return text.isascii() and text.isdigit() and len(text) <= 18  # noqa: PLR2004 - 64 bits
+
+
 def notices_in(query: QueryParams) -> list[str]:
     """Return the notices that a URL names; what is malformed is left out."""
     found = []
     for each in query.getlist("notice")[:_MOST]:
         code, _, number = each.partition(":")
-        if code in _TEXTS and number.isascii() and number.isdigit() and len(number) <= 18:  # noqa: PLR2004 - 64 bits
+        if code in _TEXTS and _is_number(number):
             singular, plural = _TEXTS[code]
             found.append((singular if int(number) == 1 else plural).format(f"{int(number):,}"))
     return found

@@ -19,21 +19,19 @@ from starlette.requests import ClientDisconnect, Request
 
 from sqlaqueue.log import fields
 from sqlaqueue.telemetry.asgi import AsgiApp, Message, Receive, Scope, Send
+from sqlaqueue.web.data.records import short_facts
 from sqlaqueue.web.errors import BadRequest, Forbidden, Misdirected, TooLarge, TooSlow
 
 audit_logger = logging.getLogger("sqlaqueue.audit")
 """A logger of its own, so that an application can keep these records apart."""
 
-_MOST_KEYS = 100
-
 
 def write_audit(user: str, action: str, queue: str, *, count: int | None, **facts: Any) -> None:
     """Log an action; ``count`` is None for one on a queue or a schedule. Facts are keys, a filter or an error."""
-    if "keys" in facts and len(facts["keys"]) > _MOST_KEYS:
-        facts["keys"] = [*facts["keys"][:_MOST_KEYS], f"and {len(facts['keys']) - _MOST_KEYS} more"]
-    shown = "".join(f" {name}={value!r}" for name, value in facts.items() if value not in (None, "", [], {}))
+    told = short_facts(facts)
+    shown = "".join(f" {name}={value!r}" for name, value in told.items())
     number = "" if count is None else f" count={count}"
-    extra = fields("dashboard_action", queue=queue, count=count, user=user, action=action, facts=facts)
+    extra = fields("dashboard_action", queue=queue, count=count, user=user, action=action, facts=told)
     # repr() escapes line breaks, so that no value can forge a record.
     audit_logger.info("user=%r action=%s queue=%r%s%s", user, action, queue, number, shown, extra=extra)
 

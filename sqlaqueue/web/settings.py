@@ -16,6 +16,7 @@ from sqlaqueue.exc import ConfigurationError
 from sqlaqueue.log import fields, logger
 from sqlaqueue.mapping.mixin import spec_of, specs_by_name
 from sqlaqueue.queue.spec import QueueSpec
+from sqlaqueue.web.data.records import check_audit
 
 Column: TypeAlias = str | InstrumentedAttribute[Any]
 """``Email.body``, or ``"Email.body"``, or ``"body"`` for the columns of this name in all queues."""
@@ -44,10 +45,17 @@ class Settings:
     redacted: frozenset[tuple[str, str]] = frozenset()
     """The redacted columns: the name of the queue and the name of the column in the table."""
     links: Mapping[tuple[str, str], Link] = field(default_factory=dict)
+    audit: type[Any] | None = None
+    """The class whose table keeps the actions."""
 
     @classmethod
     def of(
-        cls, models: Iterable[type[Any]], redact: Iterable[Column], links: Mapping[Any, Link], origins: Iterable[str]
+        cls,
+        models: Iterable[type[Any]],
+        redact: Iterable[Column],
+        links: Mapping[Any, Link],
+        origins: Iterable[str],
+        audit: Any = None,
     ) -> Settings:
         specs = specs_by_name(models, _WHAT, of_one_name="; set QueueConfig(name=...), or show them in two dashboards")
         queues = {name: Queue(name, spec.model, spec, _slug(name)) for name, spec in specs.items()}
@@ -65,7 +73,8 @@ class Settings:
         checked = {
             found: _link(column, link) for column, link in links.items() for found in _columns(queues, column, "links")
         }
-        return cls(queues, frozenset(map(_origin, _listed(origins, "origins"))), frozenset(redacted), checked)
+        served = frozenset(map(_origin, _listed(origins, "origins")))
+        return cls(queues, served, frozenset(redacted), checked, check_audit(audit))
 
     def by_slug(self, slug: str) -> Queue | None:
         return next((queue for queue in self.queues.values() if queue.slug == slug), None)
@@ -244,6 +253,10 @@ class Access:
     def sees_all(self) -> bool:
         """Whether the user sees all queues, and so what other sessions of their database do."""
         return self.read is True
+
+    def changes(self, queue: str) -> bool:
+        """Return whether the user may carry out any action in a queue, and so see what others have done there."""
+        return any(self.may(action, queue) for action in ACTIONS)
 
     def reads(self, queue: str) -> bool:
         """Return whether the user sees a queue."""

@@ -32,6 +32,7 @@ from sqlaqueue.web.data.job_pages import Count, ListRequest, count_states, read_
 from sqlaqueue.web.data.job_sources import DeadLetters, source_of
 from sqlaqueue.web.data.job_windows import Cell, JobRow
 from sqlaqueue.web.data.reader import Part, attempt_part, problem_text
+from sqlaqueue.web.data.undo import Changed, recorded
 
 BulkAction = Literal["requeue", "cancel", "purge"]
 BULK_ACTIONS: tuple[BulkAction, ...] = get_args(BulkAction)
@@ -151,6 +152,8 @@ class Done:
     after: str | None = None
     """The cursor from which the action goes on, if jobs are left; else None."""
     problem: str = ""
+    changes: list[Changed] = field(default_factory=list)
+    """What was changed, to undo it."""
 
 
 def by_filter(wanted: JobsWanted, action: BulkAction, **bounds: Any) -> ByFilter:
@@ -407,13 +410,15 @@ def _change(
     before = done.changed + done.duplicates + done.left + done.asked + done.missing
     if action == "requeue":
         then = None if spaced is None else functools.partial(spaced.give, session, columns.spec)
-        requeued = changes.requeue(session, jobs, only, batch_size=_BATCH, then=then)
+        with recorded(session, columns, keys, done.changes):
+            requeued = changes.requeue(session, jobs, only, batch_size=_BATCH, then=then)
         done.changed += requeued
         done.duplicates += len(requeued.duplicates)
         done.left += len(requeued.left)
         _note_refused(done, requeued.refused)
     elif action == "cancel":
-        cancelled = changes.cancel(session, jobs, only, batch_size=_BATCH)
+        with recorded(session, columns, keys, done.changes):
+            cancelled = changes.cancel(session, jobs, only, batch_size=_BATCH)
         done.changed += len(cancelled.cancelled)
         done.asked += len(cancelled.asked)
         done.missing += len(cancelled.missing)

@@ -74,7 +74,7 @@ class Results:
     def columns(self, jobs: Exposed, position: Sequence[sa.ColumnElement[Any]]) -> list[sa.ColumnElement[Any]]:
         found: list[sa.ColumnElement[Any]] = [jobs.state.label("state")]
         found += [sa.cast(key, sa.Text()).label(f"key_{number}") for number, key in enumerate(jobs.keys)]
-        found += [_exact(value).label(f"position_{number}") for number, value in enumerate(position)]
+        found += [exact_text(value).label(f"position_{number}") for number, value in enumerate(position)]
         for number, column in enumerate(self.shown):
             if column.is_redacted or column.kind == "state":
                 continue
@@ -106,7 +106,7 @@ class Results:
         return Cell(column, text[: self.longest], is_cut=len(text) > self.longest)
 
 
-def _exact(value: sa.ColumnElement[Any]) -> sa.ColumnElement[str]:
+def exact_text(value: sa.ColumnElement[Any]) -> sa.ColumnElement[str]:
     """Return a value as a text from which the database reads the same value, whatever the settings of the session."""
     if kind_of_type(value.type) in {"moment", "naive_moment", "date"}:
         return shown_text(value, "moment", SHOWN)

@@ -387,7 +387,8 @@
 
   const KEYS = [
     ["j", "Next row"], ["k", "Previous row"], ["Enter", "Open the row"], ["x", "Select the row"], ["/", "Search"],
-    ["g o", "Overview"], ["g j", "Jobs of the queue"], ["g w", "Consumers"], ["g f", "Failures"], ["g s", "Schedules"], ["g h", "Health"], ["g /", "Search all queues"], ["p", "Pause or resume live updates"],
+    ["g o", "Overview"], ["g j", "Jobs of the queue"], ["g w", "Consumers"], ["g f", "Failures"], ["g s", "Schedules"], ["g h", "Health"],
+    ...(document.querySelector('a[data-go="a"]') ? [["g a", "Audit"]] : []), ["g /", "Search all queues"], ["p", "Pause or resume live updates"],
     ["?", "Show these keys"],
   ];
   let isGoing = 0;

@@ -17,12 +17,14 @@ from sqlalchemy.dialects.postgresql import JSONB
 from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column, relationship, sessionmaker
 
 from sqlaqueue import ConcurrencyLimit, QueueConfig, QueueMixin, Schedule
+from sqlaqueue.mapping.mixin import spec_of
 from sqlaqueue.queue.names import ATTEMPT, CONSUMERS
 from sqlaqueue.schedules.recurrence import Recurrence
 from sqlaqueue.schedules.schedule import schedule_groups
 from sqlaqueue.schedules.store import declare
-from sqlaqueue.web import Access, Dashboard
+from sqlaqueue.web import Access, AuditMixin, Dashboard
 from sqlaqueue.web.dashboard import GET
+from sqlaqueue.web.data.undo import roles_of
 from tests.servers import Database
 from tests.web.conftest import serving
 
@@ -93,6 +95,10 @@ class Report(QueueMixin, Base):
     arguments: Mapped[dict[str, Any]] = mapped_column(JSONB, default=dict)
 
 
+class OperatorAction(AuditMixin, Base):
+    __tablename__ = "operator_action"
+
+
 QUEUES: list[type[Any]] = [Email, Invoice, Thumbnail, Report]
 SCHEDULES = [
     Schedule("nightly-sales", Report, cron="0 3 * * *", timezone="Europe/Berlin", values={"kind": "sales"}),
@@ -133,6 +139,7 @@ def fill(session: Session) -> None:
     _history(session, now)
     session.execute(sa.text(MINUTES))
     _consumers(session, now)
+    _actions(session, now)
     session.commit()
     for group in schedule_groups(SCHEDULES, "fill"):
         declare(session, group)
@@ -292,6 +299,23 @@ def _ticks(session: Session, now: datetime) -> None:
     session.commit()
 
 
+def _actions(session: Session, now: datetime) -> None:
+    """Insert what operators have done before; two of the jobs have run since."""
+    roles = roles_of(spec_of(Email))
+    values = ["failed", *(None for _ in roles)]
+    changes = {"roles": [*roles], "jobs": [[[str(key)], values, ["pending", *values[1:]]] for key in (1, 2)]}
+    rows: list[dict[str, Any]] = [
+        {"action": "requeue", "count": 2, "facts": {"keys": ["1", "2"]}, "changes": changes},
+        {"action": "purge", "count": 318, "facts": {"filter": "state=completed&f.subject=Welcome"}},
+        {"action": "edit", "count": 1, "facts": {"keys": ["905"], "columns": ["to"], "then": "requeue"}},
+        {"action": "pause", "queue": "report", "facts": {"reason": "the warehouse is being moved"}},
+    ]
+    for number, row in enumerate(rows, 1):
+        at = now - timedelta(minutes=190 - 40 * number)
+        session.add(OperatorAction(**{"user_name": ("ada", "grace")[number % 2], "queue": "email", "at": at, **row}))
+    session.flush()
+
+
 def _consumers(session: Session, now: datetime) -> None:
     table = Base.metadata.tables[CONSUMERS]
     emails = session.scalars(sa.select(Email.id).where(Email.status == "processing")).all()
@@ -355,7 +379,8 @@ def example_site(database: Database, **options: Any) -> Iterator[Site]:
     """
     engine = sa.create_engine(database.url(), pool_size=10)
     try:
-        given = {"access": lambda _: Access(read=True, act=True, user="ada"), **options}
+        given: dict[str, Any] = {"access": lambda _: Access(read=True, act=True, user="ada"), "audit": OperatorAction}
+        given |= options
         dashboard = Dashboard(QUEUES, sessionmaker(engine), **given)
         with serving(dashboard) as root:
             yield Site(root, engine, database)
@@ -381,6 +406,8 @@ _ALL = {
     "search": "search?q=state:failed",
     "schedules": "schedules",
     "health": "health",
+    "audit": "audit",
+    "done": "queues/email/done?id=1",
 }
 PAGES = {name: path for name, path in _ALL.items() if name.partition(":")[0] in GET}
 """Their paths by name."""

@@ -21,7 +21,7 @@ from sqlaqueue.admin.job_reasons import Reason
 from sqlaqueue.admin.jobs import Attempt, AttemptOutcome, FailureGroup, JobFilter, JobInfo
 from sqlaqueue.admin.queue_admin import AsyncQueueAdmin, AsyncScheduleAdmin, QueueAdmin, ScheduleAdmin
 from sqlaqueue.admin.schedules import ScheduleInfo
-from sqlaqueue.admin.state import Depth, KeyAtLimit, Stats
+from sqlaqueue.admin.state import Depth, KeyAtLimit, Pause, Stats
 
 __all__ = [
     "AsyncQueueAdmin",
@@ -36,6 +36,7 @@ __all__ = [
     "JobFilter",
     "JobInfo",
     "KeyAtLimit",
+    "Pause",
     "QueueAdmin",
     "Reason",
     "Requeued",

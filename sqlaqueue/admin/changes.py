@@ -19,17 +19,27 @@ from sqlaqueue.consumer.core.errors import error_line, is_duplicate, kind_of, ma
 from sqlaqueue.consumer.maintenance.leases import expired_keys
 from sqlaqueue.consumer.settle import LOCK_TIMEOUT_ONE_BY_ONE
 from sqlaqueue.consumer.statements import LOCK_TIMEOUT
+from sqlaqueue.exc import StatementError
 from sqlaqueue.log import fields, logger
 from sqlaqueue.mapping.mixin import spec_of
 from sqlaqueue.postgresql.plans import shard_column
-from sqlaqueue.postgresql.side_tables import key_json, request_of_consumer, withdraw_request
+from sqlaqueue.postgresql.side_tables import (
+    MOST_OF_AUTHOR,
+    MOST_OF_REASON,
+    PAUSE,
+    key_json,
+    pause_note,
+    request_of_consumer,
+    withdraw_request,
+)
 from sqlaqueue.queue.names import CONTROL
 from sqlaqueue.queue.options import FINISHED
 from sqlaqueue.queue.run import Key, key_text, key_tuple, key_value
 from sqlaqueue.queue.spec import QueueSpec
 from sqlaqueue.sessions import routing_to_primary
 from sqlaqueue.sql.engine import WRITES_LATER, engine_of, own_work, sqlstate
-from sqlaqueue.sql.portable import clock, set_setting, setting
+from sqlaqueue.sql.portable import clock, json_array, set_setting, setting
+from sqlaqueue.sql.types import insert_or_ignore
 from sqlaqueue.statements import verbs
 from sqlaqueue.statements.selection import instances, key_of, returning_keys, select_jobs
 from sqlaqueue.strategies.unique_key import unique_key
@@ -407,17 +417,53 @@ _LONGEST = 5.0
 """For how many seconds jobs are rescued or requeued one by one; those that were are locked meanwhile."""
 
 
-def pause(session: Session, model: type[Any]) -> None:
-    """Pause a queue, so that none of its jobs is claimed, and commit."""
+def pause(session: Session, model: type[Any], *, reason: str = "", author: str = "") -> None:
+    """Pause a queue, so that none of its jobs is claimed, and commit.
+
+    :param reason: why, in at most 200 characters; a queue that is paused already keeps the reason that it has.
+    :param author: who pauses it, in at most 50 characters.
+    :raises StatementError: if one is longer.
+    """
+    spec = select_jobs(model, "pause").spec
+    told = [
+        _one_line("reason", reason, MOST_OF_REASON),
+        _one_line("author", author, MOST_OF_AUTHOR),
+    ]
+    bind = bind_arguments(model)
     with routing_to_primary(session):
-        session.execute(verbs.pause(model), bind_arguments=bind_arguments(model))
+        session.execute(verbs.pause(model), bind_arguments=bind)
+        if any(told):
+            control, note = spec.side_tables[CONTROL], pause_note(spec)
+            mine = sa.and_(control.c.queue == spec.name, control.c.key == PAUSE)
+            since = session.scalar(sa.select(control.c.created_at).where(mine), bind_arguments=bind)
+            session.execute(
+                sa.delete(control).where(control.c.queue == note, control.c.created_at != since), bind_arguments=bind
+            )
+            has_note = sa.select(control.c.queue).where(control.c.queue == note)
+            if session.execute(has_note, bind_arguments=bind).first() is None:
+                key = json_array(*(sa.literal(each, sa.Text()) for each in told))
+                row = {"queue": note, "key": key, "created_at": since}
+                session.execute(insert_or_ignore(control, row), bind_arguments=bind)
     session.commit()
+
+
+def _one_line(name: str, text: str, most: int) -> str:
+    given: object = text  # without a type checker, callers may pass anything
+    line = " ".join(text.split()) if isinstance(given, str) else None
+    if line is None or len(line) > most or not line.isprintable():
+        msg = f"pause({name}={text!r}): give a text of at most {most} characters, all of them printable"
+        raise StatementError(msg)
+    return line
 
 
 def resume(session: Session, model: type[Any]) -> None:
     """Let Consumers claim jobs of a paused queue again, and commit."""
+    spec, bind = select_jobs(model, "resume").spec, bind_arguments(model)
     with routing_to_primary(session):
-        session.execute(verbs.resume(model), bind_arguments=bind_arguments(model))
+        session.execute(verbs.resume(model), bind_arguments=bind)
+        control = spec.side_tables.get(CONTROL)
+        if control is not None:
+            session.execute(sa.delete(control).where(control.c.queue == pause_note(spec)), bind_arguments=bind)
     session.commit()
 
 

@@ -20,7 +20,7 @@ from sqlaqueue.admin.changes import BATCH_SIZE, Cancelled, Requeued
 from sqlaqueue.admin.explain_job import Explanation, explain_job
 from sqlaqueue.admin.jobs import Attempt, FailureGroup, JobFilter, JobInfo
 from sqlaqueue.admin.schedules import ScheduleInfo
-from sqlaqueue.admin.state import DEFAULT_LIMIT, Depth, Stats
+from sqlaqueue.admin.state import DEFAULT_LIMIT, Depth, Pause, Stats
 from sqlaqueue.exc import ConfigurationError, NotAQueueError, StatementError
 from sqlaqueue.mapping.mixin import QueueMixin, spec_of
 from sqlaqueue.queue.config import is_count
@@ -333,9 +333,23 @@ class QueueAdmin(_SyncAdmin):
         """Insert missing messages and delete superfluous ones, commit, and return the number of jobs concerned."""
         return changes.reconcile(self._session, self.model)
 
-    def pause(self) -> None:
-        """Pause the queue, so that none of its jobs is claimed, and commit. Running jobs finish."""
-        changes.pause(self._session, self.model)
+    def pause(self, *, reason: str = "", author: str = "") -> None:
+        """Pause the queue, so that none of its jobs is claimed, and commit. Running jobs finish.
+
+        ::
+
+            admin.pause(reason="the mail server is being moved", author="ada")
+
+        :param reason: why, in at most 200 characters. A queue that is paused already keeps the reason that it has.
+        :param author: who pauses it, in at most 50 characters.
+        :raises StatementError: if one is longer, or has characters that cannot be printed.
+        """
+        changes.pause(self._session, self.model, reason=reason, author=author)
+
+    def pause_info(self) -> Pause | None:
+        """Return since when the queue has been paused, why and by whom; None if it is not."""
+        spec = spec_of(self.model)
+        return state.pauses(self._session, [spec]).get(spec.name)
 
     def resume(self) -> None:
         """Let Consumers claim jobs of a paused queue again, and commit."""
@@ -491,9 +505,13 @@ class AsyncQueueAdmin(_AsyncAdmin[QueueAdmin]):
         """See :meth:`QueueAdmin.reconcile`."""
         return await self._run(QueueAdmin.reconcile)
 
-    async def pause(self) -> None:
+    async def pause(self, *, reason: str = "", author: str = "") -> None:
         """See :meth:`QueueAdmin.pause`."""
-        await self._run(QueueAdmin.pause)
+        await self._run(QueueAdmin.pause, reason=reason, author=author)
+
+    async def pause_info(self) -> Pause | None:
+        """See :meth:`QueueAdmin.pause_info`."""
+        return await self._run(QueueAdmin.pause_info)
 
     async def resume(self) -> None:
         """See :meth:`QueueAdmin.resume`."""

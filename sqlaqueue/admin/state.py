@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 from typing import Any, NamedTuple
 
 import sqlalchemy as sa
@@ -21,7 +21,7 @@ from sqlaqueue.flow_control.keys import KeyLimit, flow_control
 from sqlaqueue.mapping.mixin import spec_of
 from sqlaqueue.postgresql.checks_of import checks_of
 from sqlaqueue.postgresql.due_times import count_waiting
-from sqlaqueue.postgresql.side_tables import PAUSE, REQUESTS, is_requested
+from sqlaqueue.postgresql.side_tables import PAUSE, REQUESTS, is_requested, pause_note
 from sqlaqueue.queue.names import CONSUMERS, CONTROL
 from sqlaqueue.queue.options import COUNTED, STATES, UNFINISHED
 from sqlaqueue.queue.spec import QueueSpec, within_calendar
@@ -52,6 +52,53 @@ def pause_moment(spec: QueueSpec) -> AnySelect | None:
     if control is None:
         return None
     return sa.select(control.c.created_at).where(control.c.queue == spec.name, control.c.key == PAUSE)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Pause:
+    """Since when a queue has been paused, why, and by whom.
+
+    ::
+
+        pause = QueueAdmin(session, Email).pause_info()
+        if pause is not None:
+            print("paused since", pause.since, "by", pause.author, "because", pause.reason)
+    """
+
+    since: datetime
+    reason: str = ""
+    """Empty if none was given."""
+    author: str = ""
+
+
+def pauses(session: Session, specs: Sequence[QueueSpec]) -> dict[str, Pause]:
+    """Return the pauses of queues by their names; of those that share a table by one statement."""
+    found: dict[str, Pause] = {}
+    by_table: dict[sa.Table, list[QueueSpec]] = {}
+    for spec in specs:
+        if CONTROL in spec.side_tables:
+            by_table.setdefault(spec.side_tables[CONTROL], []).append(spec)
+    for control, some in by_table.items():
+        notes = {pause_note(spec): spec.name for spec in some}
+        is_pause = sa.and_(control.c.queue.in_([spec.name for spec in some]), control.c.key == PAUSE)
+        rows = sa.select(control.c.queue, control.c.key, control.c.created_at).where(
+            sa.or_(is_pause, control.c.queue.in_([*notes]))
+        )
+        told: dict[tuple[str, datetime], list[Any]] = {}
+        listed = session.execute(rows, bind_arguments=bind_arguments(some[0].model)).all()
+        for queue, key, moment in listed:
+            if queue in notes:
+                told[notes[queue], moment] = key
+        for queue, _, moment in listed:
+            if queue not in notes:
+                reason, author = told.get((queue, moment), ("", ""))
+                found[queue] = Pause(since=in_utc(moment), reason=str(reason), author=str(author))
+    return found
+
+
+def in_utc(moment: datetime) -> datetime:
+    """Return a moment of the database in UTC, of which some engines store no zone."""
+    return moment.replace(tzinfo=UTC) if moment.tzinfo is None else moment.astimezone(UTC)
 
 
 def live_consumers(session: Session, spec: QueueSpec) -> Sequence[Any] | None:

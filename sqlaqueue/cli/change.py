@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import getpass
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -427,10 +429,22 @@ def _shown(value: Any) -> str:
 @click.command(short_help="Stop claiming jobs of queues.")
 @targets_argument
 @url_option
+@click.option("--reason", default="", metavar="TEXT", help="Why, for those who look at the dashboard.")
 @json_option
-def pause(targets: Sequence[str], url: str | None, *, json: bool) -> None:
-    """Pause queues: no job is claimed until `sqlaqueue resume`. Running jobs finish."""
-    _execute(changes.pause, "paused", targets, url, json=json)
+def pause(targets: Sequence[str], url: str | None, reason: str, *, json: bool) -> None:
+    """Pause queues: no job is claimed until `sqlaqueue resume`. Running jobs finish.
+
+    The reason and the name of your account are shown by the dashboard.
+    """
+    call = partial(changes.pause, reason=reason, author=_account()) if reason else changes.pause
+    _execute(call, "paused", targets, url, json=json)
+
+
+def _account() -> str:
+    try:
+        return getpass.getuser()[:50]
+    except (KeyError, OSError):  # there is no such account, as in some containers
+        return ""
 
 
 @click.command(short_help="Claim jobs of paused queues again.")

@@ -108,6 +108,19 @@ def pause_row(spec: QueueSpec) -> sa.Insert:
     return insert_or_ignore(spec.side_tables[CONTROL], {"queue": spec.name, "key": PAUSE, "created_at": clock()})
 
 
+MOST_OF_REASON, MOST_OF_AUTHOR = 200, 50
+"""The characters of the reason of a pause, and of its author: both are in a key, which some engines limit."""
+
+
+def pause_note(spec: QueueSpec) -> str:
+    """Return what the row with the reason of a pause has instead of the name of the queue.
+
+    So no statement of a claim or a Consumer reads it. Its key is an array of the reason and the author, and its moment
+    is that of the pause, so that one that is left from an earlier pause says nothing.
+    """
+    return f"sqlaqueue_pause {spec.name}"
+
+
 def request_cancellation(spec: QueueSpec, running: sa.FromClause) -> sa.Insert:
     """Return the statement that requests the cancellation of the jobs whose keys are in ``running``."""
     keys = [running.corresponding_column(column) for column in spec.keys]

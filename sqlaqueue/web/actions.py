@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Sequence
-from datetime import timedelta
+from datetime import datetime, timedelta
 from typing import Any, get_args
 
 from sqlalchemy.orm import Session
 from starlette.responses import Response
 
 from sqlaqueue.admin import changes, schedules
+from sqlaqueue.admin.state import pauses
 from sqlaqueue.exc import SqlaqueueError, StatementError
+from sqlaqueue.mapping.mixin import spec_of
+from sqlaqueue.postgresql.side_tables import MOST_OF_AUTHOR, MOST_OF_REASON
+from sqlaqueue.queue.spec import QueueSpec
 from sqlaqueue.web import links
-from sqlaqueue.web.context import PageContext
+from sqlaqueue.web.context import PageContext, forget_pauses
 from sqlaqueue.web.data.bulk import (
     BULK_ACTIONS,
     SPREADS,
@@ -256,8 +260,8 @@ async def _act_on_jobs(context: PageContext, action: BulkAction) -> Response:
     counts = {"asked": done.asked, "duplicates": done.duplicates, "left": done.left, "missing": done.missing}
     facts = {name: number for name, number in counts.items() if number}
     what = {"keys": done.keys, **what}
-    changes = Changes(roles_of(queue.spec), done.changes).as_json() if done.changes else None
-    made = await context.record(action, queue, count=done.changed, changes=changes, **what, **facts, error=done.problem)
+    changed = Changes(roles_of(queue.spec), done.changes).as_json() if done.changes else None
+    made = await context.record(action, queue, count=done.changed, changes=changed, **what, **facts, error=done.problem)
     if done.problem:
         text = f"{done.changed:,} jobs were changed. Then it was broken off: {done.problem}"
         raise ServiceUnavailable(text, "What was changed stays so. Look at the list, and repeat the action.")
@@ -311,14 +315,40 @@ async def _rescue(context: PageContext) -> Response:
     return context.redirect(back, ("rescued", rescued))
 
 
+async def confirm_pause(context: PageContext) -> Response:
+    context.require("pause", context.queue)
+    return context.render("confirm_pause.html", queue=context.queue, most=MOST_OF_REASON, reason="", wrong="")
+
+
 async def _pause(context: PageContext, action: str) -> Response:
     queue = context.queue
     context.require("pause", queue)
-    operation = changes.pause if action == "pause" else changes.resume
-    with context.failures_audited(action, queue):
-        await context.database.write(operation, queue.model)
-    await context.record(action, queue)
-    return context.redirect(context.url("queue", queue=queue), (f"{action}d", 1))
+    reason = ""
+    if action == "pause" and context.request.headers.get("content-type"):
+        reason = " ".join((await context.form()).get("reason").split())
+    facts: dict[str, Any] = {"reason": reason} if reason else {}
+    if len(reason) > MOST_OF_REASON or not reason.isprintable():
+        wrong = f"Use at most {MOST_OF_REASON} characters, all of them printable."
+        values = {"most": MOST_OF_REASON, "reason": reason, "wrong": wrong}
+        return context.render("confirm_pause.html", status=422, queue=queue, **values)
+    with context.failures_audited(action, queue, **facts):
+        if action == "pause":
+            author = "".join(each for each in context.user if each.isprintable())[:MOST_OF_AUTHOR]
+            since = await context.database.write(_pause_queue, queue.model, reason, author)
+        else:
+            since = await context.database.write(changes.resume, queue.model)
+    forget_pauses(context)
+    changed = None if since is None else {"since": since.isoformat()}
+    made = await context.record(action, queue, changes=changed, **facts)
+    return context.redirect(context.url("queue", queue=queue), (f"{action}d", 1), *(made if changed else []))
+
+
+def _pause_queue(session: Session, model: Any, reason: str, author: str) -> datetime | None:
+    """Pause a queue, and return the moment; None if it was paused already."""
+    spec = spec_of(model)
+    before = pauses(session, [spec])
+    changes.pause(session, model, reason=reason, author=author)
+    return None if before else pauses(session, [spec])[spec.name].since
 
 
 _OF_WORKERS: dict[changes.ConsumerAction, str] = {"quiet": "Quiet", "resume": "Resume", "stop": "Stop"}
@@ -392,7 +422,7 @@ def _change_schedule(session: Session, operation: Any, queue: Any, name: str) ->
 
 # -- what was done -----------------------------------------------------------------------------------------------------
 
-_RIGHTS: dict[str, Action] = {"requeue": "requeue", "cancel": "cancel"}
+_RIGHTS: dict[str, Action] = {"requeue": "requeue", "cancel": "cancel", "pause": "pause"}
 """The right to undo an action: that to the action itself."""
 
 _FINAL = {
@@ -401,6 +431,7 @@ _FINAL = {
     "enqueue": "Cancel the job that was enqueued.",
     "rescue": "Rescued jobs have no lease any more that could be given back.",
     "undo": "Carry the action out again.",
+    "resume": "Pause the queue again.",
 }
 """Why other actions cannot be undone."""
 
@@ -411,10 +442,11 @@ async def show_done(context: PageContext) -> Response:
     record = await _record_of(context, context.request.query_params.get("id", ""))
     found: Undone | None = None
     jobs: Sequence[JobRow] = ()
-    if record.changes is not None:
-        columns, changes = links.columns_in(context), Changes.of_json(record.changes)
-        found = await context.database.read(look, columns, changes, statement_timeout=_TIMEOUT)
-        keys = [each.key for each in changes.jobs[:_SHOWN]]
+    is_still_paused = record.action == "pause" and await context.database.read(_is_of, context.queue.spec, record)
+    if record.changes is not None and record.action != "pause":
+        columns, changed = links.columns_in(context), Changes.of_json(record.changes)
+        found = await context.database.read(look, columns, changed, statement_timeout=_TIMEOUT)
+        keys = [each.key for each in changed.jobs[:_SHOWN]]
         shown = [each for each in columns.chosen(None) if each.kind != "state" and not each.is_key]
         jobs = await context.database.read(read_rows, columns, keys, shown)
     return context.render(
@@ -422,6 +454,7 @@ async def show_done(context: PageContext) -> Response:
         queue=context.queue,
         record=record,
         found=found,
+        is_still_paused=is_still_paused,
         jobs=[PreviewedJob(job, "", is_changed=True) for job in jobs],
         right=_RIGHTS.get(record.action),
         why_not=_FINAL.get(record.action) or why_not(context.queue.spec),
@@ -456,10 +489,12 @@ async def _undo(context: PageContext) -> Response:
     if right is None or record.changes is None:
         raise BadRequest("This action cannot be undone.", _FINAL.get(record.action, ""))
     context.require(right, queue)
-    columns, changes = links.columns_in(context), Changes.of_json(record.changes)
-    facts: dict[str, Any] = {"of": record.action, "id": record.id}
+    if record.action == "pause":
+        return await _undo_pause(context, record)
+    columns, changed = links.columns_in(context), Changes.of_json(record.changes)
+    facts: dict[str, Any] = {"of": record.action, "of_id": record.id}
     with context.failures_audited("undo", queue, **facts):
-        found = await context.database.write(undo, columns, changes)
+        found = await context.database.write(undo, columns, changed)
     counts = {"undone": len(found.jobs), "left_alone": len(found.left), "gone": len(found.gone)}
     counts["refused"] = len(found.refused)
     told: dict[str, Any] = {name: number for name, number in counts.items() if number and name != "undone"}
@@ -468,6 +503,32 @@ async def _undo(context: PageContext) -> Response:
         await _note_undone(context, record)
     notices = [(name, number) for name, number in counts.items() if number or name == "undone"]
     return context.redirect(context.url("done", queue=queue, query={"id": record.id}), *notices)
+
+
+def _is_of(session: Session, spec: QueueSpec, record: Record) -> bool:
+    """Return whether a queue is still paused since an action."""
+    now = pauses(session, [spec]).get(spec.name)
+    return now is not None and now.since.isoformat() == (record.changes or {}).get("since")
+
+
+def _resume(session: Session, model: Any, record: Record) -> bool:
+    is_still_paused = _is_of(session, spec_of(model), record)
+    if is_still_paused:
+        changes.resume(session, model)
+    return is_still_paused
+
+
+async def _undo_pause(context: PageContext, record: Record) -> Response:
+    queue = context.queue
+    facts: dict[str, Any] = {"of": record.action, "of_id": record.id}
+    with context.failures_audited("undo", queue, **facts):
+        is_undone = await context.database.write(_resume, queue.model, record)
+    forget_pauses(context)
+    if is_undone:
+        await context.record("undo", queue, **facts)
+        await _note_undone(context, record)
+    page = context.url("done", queue=queue, query={"id": record.id})
+    return context.redirect(page, ("resumed", 1) if is_undone else ("resumed_since", 1))
 
 
 async def _note_undone(context: PageContext, record: Record) -> None:

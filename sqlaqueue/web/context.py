@@ -17,6 +17,7 @@ from sqlalchemy.exc import SQLAlchemyError
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, RedirectResponse, Response
 
+from sqlaqueue.admin.state import Pause, pauses
 from sqlaqueue.exc import StatementError
 from sqlaqueue.log import fields, logger
 from sqlaqueue.web.data.reader import ParameterError
@@ -80,6 +81,7 @@ PATHS = {
     "enqueue": "queues/{queue}/enqueue",
     "confirm": "queues/{queue}/confirm",
     "done": "queues/{queue}/done",
+    "confirm_pause": "queues/{queue}/pause",
     "act": "queues/{queue}/actions/{action}",
     "claim": "queues/{queue}/claim",
     "workers": "workers",
@@ -117,6 +119,8 @@ class PageContext:
     renderer: Renderer
     state: dict[str, Any] = field(default_factory=dict)
     """What the pages keep between requests, such as results that several viewers share."""
+    pauses: Sequence[tuple[Queue, Pause]] = ()
+    """The paused ones of the queues that the user sees, which each page names."""
 
     @property
     def user(self) -> str:
@@ -334,6 +338,34 @@ async def choose_zone(context: PageContext) -> Response:
     value = f"{ZONE_COOKIE}={name}; Max-Age=31536000; SameSite=Lax"
     response.headers.append("Set-Cookie", value)
     return response
+
+
+PAUSES_SHARED_FOR = 10.0
+"""Seconds for which pages show the same pauses; what is paused here is shown at once."""
+
+_PAUSES_TIMEOUT = 0.5
+
+
+async def read_pauses(context: PageContext) -> Sequence[tuple[Queue, Pause]]:
+    """Return which queues are paused, for the head of each page; none if that cannot be read."""
+    queues = list(context.settings.queues.values())
+
+    async def read() -> Mapping[str, Pause]:
+        try:
+            specs = [queue.spec for queue in queues]
+            return await context.database.read(pauses, specs, statement_timeout=_PAUSES_TIMEOUT)
+        except (PageError, SQLAlchemyError):
+            return {}  # the page itself says what is wrong
+
+    found = (await shared_result(context.state, _PAUSES, PAUSES_SHARED_FOR, read)).value
+    return [(queue, found[queue.name]) for queue in context.queues if queue.name in found]
+
+
+_PAUSES = "pauses"
+
+
+def forget_pauses(context: PageContext) -> None:
+    context.state.get("shared_results", {}).pop(_PAUSES, None)
 
 
 T = TypeVar("T")

@@ -37,13 +37,14 @@ from sqlaqueue.web.actions import (
     act_on_schedule,
     act_on_worker,
     confirm,
+    confirm_pause,
     confirm_worker,
     edit,
     enqueue,
     show_audit,
     show_done,
 )
-from sqlaqueue.web.context import PATHS, Page, PageContext, choose_zone, path_below_mount
+from sqlaqueue.web.context import PATHS, Page, PageContext, choose_zone, path_below_mount, read_pauses
 from sqlaqueue.web.data.reader import problem_text
 from sqlaqueue.web.database import READER, Database, Reader
 from sqlaqueue.web.jobs import job, jobs
@@ -319,6 +320,7 @@ GET: dict[str, Page] = {
     "api_consumers": api.consumers,
     "api_schedules": api.schedules,
     "api_findings": api.findings,
+    "confirm_pause": confirm_pause,
     "done": show_done,
     "audit": show_audit,
 }
@@ -329,6 +331,9 @@ POST: dict[str, Page] = {
     "act_on_worker": act_on_worker,
     "zone": choose_zone,
 }
+
+_PAGES = {page for name, page in GET.items() if name not in {"events", "export"} and not name.startswith("api_")}
+"""Those that people read, and that name the paused queues."""
 
 ORIGINAL = "sqlaqueue.scope"
 """The key of the scope that the application has given."""
@@ -438,6 +443,8 @@ class Dashboard:
                     return access
                 context = self._context(request, access)
                 READER.set(context.reader)
+                if page in _PAGES and context.queues:
+                    context.pauses = await read_pauses(context)
                 response: Response = await page(context)
             except HTTPException:
                 raise

@@ -237,6 +237,7 @@ _TEXTS = {
     "enqueued": ("The job was enqueued.", "The jobs were enqueued."),
     "paused": ("The queue is paused: no job begins until it is resumed.",) * 2,
     "resumed": ("The queue is resumed: its jobs begin again.",) * 2,
+    "resumed_since": ("The queue is not paused since then any more, so nothing was changed.",) * 2,
     "quiet_asked": ("The Consumer was asked to claim no more jobs.",) * 2,
     "resume_asked": ("The Consumer was asked to claim jobs again.",) * 2,
     "stop_asked": ("The Consumer was asked to stop.",) * 2,

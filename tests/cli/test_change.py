@@ -199,7 +199,14 @@ def test_options_for_attributes_that_the_model_leaves_out(shop: Shop) -> None:
 def test_pause_and_resume(shop: Shop) -> None:
     shop.add(Letter(), Email())
     assert shop.ok("pause", LETTER, EMAIL) == "letter is paused\nemail is paused\n"
-    assert shop.ok("pause", LETTER) == "letter is paused\n"
+    assert shop.ok("pause", LETTER, "--reason", "the office is closed") == "letter is paused\n"
+    with Session(shop.engine) as session:
+        told = QueueAdmin(session, Letter).pause_info()
+        assert told is not None
+        assert told.reason == "the office is closed"
+        assert told.author
+    refused = shop.invoke("pause", EMAIL, "--reason", "x" * 201)
+    assert (refused.exit_code, "at most 200 characters" in refused.stderr) == (2, True)
     assert shop.json("resume", EMAIL) == [{"queue": "email", "paused": False}]
     drain = (*SEND, "--drain")
     assert shop.start("worker", LETTER, EMAIL, *SEND, *drain).end() == 0

@@ -14,7 +14,8 @@ import sqlalchemy as sa
 from sqlalchemy.ext.asyncio import AsyncSession, async_sessionmaker, create_async_engine
 from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column
 
-from sqlaqueue import AsyncConsumer, Consumer, QueueConfig, QueueMixin, prepare
+from sqlaqueue import AsyncConsumer, Consumer, QueueConfig, QueueMixin, claim, prepare
+from sqlaqueue.admin import QueueAdmin
 from sqlaqueue.admin.changes import ConsumerAction, ask_consumers
 from sqlaqueue.admin.doctor.doctor import doctor
 from sqlaqueue.admin.state import about_consumer, workers
@@ -283,3 +284,30 @@ def test_requests_to_consumers_that_are_gone_are_deleted(bench: Bench) -> None:
     with bench.consuming("sync"):
         wait_until(lambda: len(bench.requests()) == 1)
         assert [bool(each.quiet_asked) for each in bench.rows() if each.id == "lives"] == [True]
+
+
+def test_a_pause_keeps_its_reason_and_blocks_claims(bench: Bench) -> None:
+    bench.create("update_status")
+    bench.enqueue(1)
+    reason = 'the "mail server" is\tbeing moved: \\ \u00e9\u4e2d\U0001f40c ' + "x" * 150
+    with Session(bench.engine) as session:
+        admin = QueueAdmin(session, bench.model)
+        admin.pause(reason=reason, author="\u4e2d" * 50)
+        told = admin.pause_info()
+        assert told is not None
+        assert (told.reason, told.author) == (" ".join(reason.split()), "\u4e2d" * 50)
+        assert told.since.tzinfo is not None
+        assert session.scalars(claim(bench.model, 1)).all() == []
+        session.rollback()
+        admin.pause(reason="another", author="eve")
+        assert admin.pause_info() == told
+        admin.resume()
+        assert admin.pause_info() is None
+        admin.pause()
+        told = admin.pause_info()
+        assert told is not None
+        assert told.reason == ""
+        admin.resume()
+        assert len(session.scalars(claim(bench.model, 1)).all()) == 1
+        session.rollback()
+    assert bench.requests() == []

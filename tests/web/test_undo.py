@@ -13,17 +13,20 @@ from urllib.parse import parse_qs
 
 import pytest
 import sqlalchemy as sa
+from markupsafe import escape
 from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column
 
-from sqlaqueue import Consumer, QueueConfig, QueueMixin, Unique
-from sqlaqueue.exc import ConfigurationError
+from sqlaqueue import Consumer, QueueConfig, QueueMixin, Unique, pause, resume
+from sqlaqueue.admin import QueueAdmin
+from sqlaqueue.admin.state import pauses
+from sqlaqueue.exc import ConfigurationError, StatementError
 from sqlaqueue.mapping.mixin import spec_of
 from sqlaqueue.web import Access, AuditMixin, Dashboard
 from sqlaqueue.web.data.bulk import BulkAction, Done
 from sqlaqueue.web.data.records import MOST_CHANGES, MOST_RECORDS, Memory, Record, insert_record
 from sqlaqueue.web.data.undo import Changes, Undone, look, roles_of, undo, why_not
-from tests.models import execute
-from tests.web.conftest import client, follow, hidden
+from tests.models import execute, sent_statements
+from tests.web.conftest import client, follow, hidden, post
 from tests.web.jobs import KINDS, XSS, add, claimed, columns, created, fail_jobs, new_queue, states
 from tests.web.models import Queues, new_base
 from tests.web.test_bulk import do, of_keys
@@ -253,7 +256,7 @@ async def test_an_action_leads_to_its_jobs_and_is_undone(
     done, undone = audit()
     assert "action=requeue" in done
     assert re.search(
-        r"action=undo queue='email' count=2 keys=\['1', '2'\] of='requeue' id=\d+ left_alone=1 gone=1", undone
+        r"action=undo queue='email' count=2 keys=\['1', '2'\] of='requeue' of_id=\d+ left_alone=1 gone=1", undone
     )
 
 
@@ -341,7 +344,7 @@ async def test_the_audit_lists_who_did_what(engine: sa.Engine, queues: Queues, s
             r'<th scope="row"><a href="[^"]*">(\w+)</a>.*?data-label="Queue"><a [^>]*>(\w+)</a>', page, re.DOTALL
         )
         assert found == [("cancel", "invoice"), ("pause", "email"), ("requeue", "email")]
-        assert page.count("ada &lt;script") == 4
+        assert page.count("ada &lt;script") == 5, "three actions, the user, and the pause"
         assert 'aria-current="page">Audit</a>' in page
         # Those of queues that the user does not see are left out, and readers see none.
         browser.headers["X-User"] = "grace"
@@ -423,3 +426,128 @@ def test_workers_load_the_class_of_the_audit_without_the_extra() -> None:
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
     assert done.stdout == "only AuditMixin\n", done.stderr
+
+
+# -- pauses ------------------------------------------------------------------------------------------------------------
+
+
+def pause_of(engine: sa.Engine, model: Any) -> Any:
+    with Session(engine) as session:
+        return QueueAdmin(session, model).pause_info()
+
+
+async def test_a_pause_has_a_reason_and_an_author_on_every_page(
+    engine: sa.Engine, queues: Queues, client_of: Any, audit: Any
+) -> None:
+    add(engine, queues.Email(recipient="a"))
+    async with client_of(access=lambda _: Access(read=True, act=True, user=f"ada {XSS}")) as browser:
+        page = (await browser.get("/queues/email/pause")).text
+        assert 'name="reason"' in page
+        answer = await browser.post("/queues/email/actions/pause", data={"reason": f"  moved,\n {XSS}  "})
+        assert answer.status_code == 303
+        jobs = ("queues/email/jobs", "queues/email/job?key=1")
+        for path in ("", "queues/invoice", *jobs, "schedules", "workers", "health"):
+            page = (await browser.get(f"/{path}")).text
+            (shown,) = re.findall(r'<section id="pauses"[^>]*>(.*?)</section>', page, re.DOTALL)
+            assert XSS not in page, path
+            assert f"moved, {escape(XSS)}" in shown, path
+            assert f"by {escape('ada ' + XSS)[:50]}"[:12] in shown, path
+        answer = await browser.post("/queues/email/actions/resume")
+        assert '<p class="pause">' not in (await browser.get("/schedules")).text
+    assert pause_of(engine, queues.Email) is None
+    assert f"reason={f'moved, {XSS}'!r}" in audit()[0]
+
+
+async def test_only_pauses_of_queues_that_the_user_sees_are_shown(
+    engine: sa.Engine, queues: Queues, client_of: Any
+) -> None:
+    with Session(engine) as session:
+        QueueAdmin(session, queues.Email).pause(reason="the secret plan")
+        QueueAdmin(session, queues.Invoice).pause()
+    page = (await client_of(access=lambda _: Access(read=["invoice"])).get("/")).text
+    (shown,) = re.findall(r'<section id="pauses"[^>]*>(.*?)</section>', page, re.DOTALL)
+    assert "invoice" in shown
+    assert "the secret plan" not in page
+    assert "email" not in page
+
+
+async def test_a_reason_that_is_too_long_is_told_at_the_form(engine: sa.Engine, queues: Queues, client_of: Any) -> None:
+    for wrong in ("x" * 201, "a\u202eb"):
+        answer = await post(client_of(), "/queues/email/actions/pause", {"reason": wrong})
+        assert answer.status_code == 422
+        assert "Use at most 200 characters" in answer.text
+    assert pause_of(engine, queues.Email) is None
+    access = Access(read=True, act={"email": ["requeue"]})
+    assert (await client_of(access=lambda _: access).get("/queues/email/pause")).status_code == 403
+
+
+async def test_a_pause_is_undone_unless_it_is_another_one_by_now(
+    engine: sa.Engine, queues: Queues, client_of: Any, audit: Any
+) -> None:
+    async with client_of() as browser:
+
+        async def paused() -> Any:
+            page = await follow(browser, await browser.post("/queues/email/actions/pause", data={"reason": "x"}))
+            link = re.findall(r'<a href="([^"]*)">Show what was changed, or undo it<', page.text)
+            return await browser.get(str(page.url.join(unescape(link[0])))) if link else None
+
+        page = await paused()
+        assert "Undo it: resume email" in page.text
+        # One that was there already was not changed, so there is nothing to undo.
+        assert await paused() is None
+        fields = dict(hidden(page.text))
+        page = await follow(browser, await browser.post("/queues/email/actions/undo", data=fields))
+        assert "The queue is resumed" in page.text
+        assert pause_of(engine, queues.Email) is None
+        page = await paused()
+        with Session(engine) as session:
+            QueueAdmin(session, queues.Email).resume()
+            QueueAdmin(session, queues.Email).pause(reason="another")
+        # The pages tell the pause at most ten seconds later, the action at once.
+        page = await browser.get(str(page.url))
+        assert "is not paused since then any more" in page.text
+        (number,) = parse_qs(page.url.query.decode())["id"]
+        page = await follow(browser, await browser.post("/queues/email/actions/undo", data={"id": number}))
+        assert "nothing was changed" in page.text
+    assert pause_of(engine, queues.Email).reason == "another"
+    assert [line.split()[1] for line in audit()] == ["action=pause", "action=pause", "action=undo", "action=pause"]
+
+
+def test_reasons_of_pauses(engine: sa.Engine, queues: Queues) -> None:
+    with Session(engine) as session:
+        admin = QueueAdmin(session, queues.Email)
+        admin.pause()
+        assert (admin.pause_info().reason, admin.pause_info().author) == ("", "")
+        # One without a reason gets one; after that the first stays.
+        admin.pause(reason="first", author="ada")
+        since = admin.pause_info().since
+        admin.pause(reason="second", author="eve")
+        assert vars(admin.pause_info()) == {"since": since, "reason": "first", "author": "ada"}
+        # What an earlier pause has left says nothing about the next, even if that was resumed by SQL.
+        session.execute(resume(queues.Email))
+        session.commit()
+        assert admin.pause_info() is None
+        session.execute(pause(queues.Email))
+        session.commit()
+        assert admin.pause_info().reason == ""
+        admin.pause(reason="third")
+        assert (admin.pause_info().reason, admin.pause_info().author) == ("third", "")
+        admin.resume()
+        assert session.scalar(sa.text("SELECT count(*) FROM sqlaqueue_control")) == 0
+        for wrong in ("x" * 201, "a\x1bb", None):
+            with pytest.raises(StatementError, match=r"pause\(reason=.*at most 200 characters"):
+                admin.pause(reason=wrong)
+        with pytest.raises(StatementError, match=r"pause\(author=.*at most 50 characters"):
+            admin.pause(author="x" * 51)
+        assert not admin.is_paused()
+
+
+def test_pauses_of_queues_in_one_table_are_read_by_one_statement(engine: sa.Engine, queues: Queues) -> None:
+    specs = [spec_of(model) for model in queues.all]
+    with Session(engine) as session:
+        QueueAdmin(session, queues.Email).pause(reason="a")
+        QueueAdmin(session, queues.Picture).pause()
+        with sent_statements(engine) as sent:
+            found = pauses(session, specs)
+    assert {name: each.reason for name, each in found.items()} == {"email": "a", "picture": ""}
+    assert len(sent) == 1

@@ -20,6 +20,7 @@ from typing import Any
 import sqlalchemy as sa
 from sqlalchemy.orm import Mapped, Session, mapped_column
 
+from sqlaqueue.admin.state import in_utc
 from sqlaqueue.exc import ConfigurationError
 from sqlaqueue.sql.portable import clock
 
@@ -63,7 +64,7 @@ class AuditMixin:
             __tablename__ = "queue_action"
 
 
-        Dashboard([Email], sessionmaker(engine), access=access, audit=Action)
+        Dashboard([Email], sessionmaker(engine), access=lambda request: Access(read=True), audit=Action)
 
     The dashboard inserts a row for each action, and shows them on the page *Audit*. It deletes none: delete old ones
     as you like.
@@ -147,19 +148,14 @@ def note_undone(session: Session, model: type[Any], number: int) -> None:
 def _record(row: Any) -> Record:
     return Record(
         id=row.id,
-        at=_in_utc(row.at),
+        at=in_utc(row.at),
         user=row.user_name,
         action=row.action,
         queue=row.queue,
         count=row.count,
         facts=row.facts or {},
-        undone_at=None if row.undone_at is None else _in_utc(row.undone_at),
+        undone_at=None if row.undone_at is None else in_utc(row.undone_at),
     )
-
-
-def _in_utc(moment: datetime) -> datetime:
-    # Some databases store no zone.
-    return moment.replace(tzinfo=UTC) if moment.tzinfo is None else moment.astimezone(UTC)
 
 
 # -- in memory ---------------------------------------------------------------------------------------------------------

@@ -136,8 +136,8 @@
   // -- replacing a section -------------------------------------------------------------------------------------------
 
   const sectionsOf = (root) => all("[data-live][id]", root);
-  // The zone is on each page, also on the answer to a form, whose address cannot be read again.
-  const isLive = () => sectionsOf(document).some((section) => section.id !== "zone");
+  // These are on each page, also on the answer to a form, whose address cannot be read again.
+  const isLive = () => sectionsOf(document).some((section) => !["zone", "pauses"].includes(section.id));
   // Without the times since, which the script keeps up to date itself.
   const sentHtml = (section) => section.outerHTML.replace(/(data-ago="">)[^<]*/g, "$1");
   const received = new Map();  // the id of a section -> its HTML as the server sent it

@@ -137,7 +137,7 @@ class View:
     def settle(self) -> View:
         """Wait until the page is as it stays: its fonts are there, and it follows the queues if it has what changes."""
         self.wait_for("() => document.fonts.status === 'loaded'")
-        if self.page.locator("[data-live]:not(#zone)").count() and self.page.locator("#live-status").count():
+        if self.page.locator("[data-live]:not(#zone, #pauses)").count() and self.page.locator("#live-status").count():
             self.wait_for("() => document.getElementById('live-status').textContent === 'Live'")
         return self
 

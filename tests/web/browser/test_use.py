@@ -320,10 +320,16 @@ def test_a_preview_can_be_left(own_site: Site, open_view: MakeView, audit: Any) 
 @everywhere
 def test_a_queue_is_paused_and_resumed(own_site: Site, open_view: MakeView, audit: Any, options: Any) -> None:
     view = open_view(own_site, **options).open("queues/email")
+    view.follow(view.page.get_by_role("link", name="Pause…"))
+    view.page.get_by_label("Reason").fill("the mail server is being moved")
     view.follow(button(view, "Pause", exact=True))
     assert "No job begins until the queue is resumed" in view.text("main")
+    view.open("schedules")
+    assert "by ada: the mail server is being moved" in view.text("#pauses")
+    view.open("queues/email")
     view.follow(button(view, "Resume", exact=True))
     assert "No job begins" not in view.text("main")
+    assert view.page.locator("#pauses p").count() == 0
     assert [each[:3] for each in audit()] == [("ada", "pause", "email"), ("ada", "resume", "email")]
 
 
@@ -348,7 +354,7 @@ def test_what_a_user_may_not_do_is_not_offered(site: Site, windows: Windows) -> 
     rule = Access(read=["email"], act={"email": ["requeue"]})
     with example_site(site.database, access=lambda _: rule) as limited, windows.viewing(limited.root) as view:
         view.open("queues/email")
-        assert button(view, "Pause", exact=True).count() == 0
+        assert view.page.get_by_role("link", name="Pause…").count() == 0
         key = one(site, "failed")
         view.open(f"queues/email/job?key={key}")
         assert button(view, "Requeue", exact=True).count() == 1

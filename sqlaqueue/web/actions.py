@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import datetime, timedelta
 from typing import Any, get_args
 
@@ -25,10 +25,13 @@ from sqlaqueue.web.data.bulk import (
     ByFilter,
     ByKeys,
     Done,
+    NewValues,
     PreviewedJob,
     Selection,
     act,
     can_spread,
+    changeable,
+    new_values,
     preview,
 )
 from sqlaqueue.web.data.edit import EditForm, read_copy, read_form, save, save_copy
@@ -43,17 +46,26 @@ from sqlaqueue.web.queues import worker_of
 from sqlaqueue.web.security import FormData
 from sqlaqueue.web.settings import Action
 
-LABELS: dict[BulkAction, str] = {"requeue": "Requeue", "cancel": "Cancel", "purge": "Delete"}
+LABELS: dict[BulkAction, str] = {"requeue": "Requeue", "cancel": "Cancel", "change": "Change", "purge": "Delete"}
+
+RIGHTS: dict[BulkAction, Action] = {"requeue": "requeue", "cancel": "cancel", "change": "edit", "purge": "purge"}
+"""The right to an action."""
 
 _TIMEOUT = 10.0
 """Seconds for a statement of a preview: the user has asked for it, and it is not repeated."""
 
 
 async def confirm(context: PageContext) -> Response:
-    pairs = context.request.query_params.multi_items()
     action = bulk_action(context.request.query_params.get("action", ""))
+    return await _preview_page(context, action, context.request.query_params.multi_items())
+
+
+async def _preview_page(
+    context: PageContext, action: BulkAction, pairs: links.Pairs, errors: Mapping[str, str] | None = None
+) -> Response:
+    """Return the page that asks before an action; with what is wrong with the values that were typed there."""
     queue = context.queue
-    context.require(action, queue)
+    context.require(RIGHTS[action], queue)
     with links.bad_parameters():
         came_from, place = links.list_in(context, pairs), links.place_in(context, pairs)
         if links.is_nothing(pairs):
@@ -79,6 +91,10 @@ async def confirm(context: PageContext) -> Response:
         is_one=changed == Count(1, is_complete=True),
         can=can,
         spreads=SPREADS if action == "requeue" and can and can_spread(chosen.columns) else {},
+        new_fields=changeable(links.columns_in(context)) if action == "change" else (),
+        typed={name.removeprefix(_VALUE): text for name, text in pairs if name.startswith(_VALUE)},
+        errors=errors or {},
+        status=422 if errors else 200,
         count_text=count_text,
         fields=[
             *links.fields_of_selection(chosen, until=until, most=most),
@@ -218,7 +234,7 @@ def _page(
     )
 
 
-_CHANGED = {"requeue": "requeued", "cancel": "cancelled", "purge": "purged"}
+_CHANGED = {"requeue": "requeued", "cancel": "cancelled", "change": "changed", "purge": "purged"}
 """The notice about changed jobs, by action."""
 
 
@@ -241,8 +257,19 @@ async def act_on_queue(context: PageContext) -> Response:
 
 async def _act_on_jobs(context: PageContext, action: BulkAction) -> Response:
     queue = context.queue
-    context.require(action, queue)
+    context.require(RIGHTS[action], queue)
     form = await context.form()
+    values: NewValues = {}
+    facts_of_values: dict[str, Any] = {}
+    if action == "change":
+        typed = {name.removeprefix(_VALUE): text for name, text in form.fields if name.startswith(_VALUE)}
+        with links.bad_parameters():
+            values, errors = new_values(links.columns_in(context), typed)
+        if not values and not errors:
+            errors = {"": "Write at least one value."}
+        if errors:
+            return await _preview_page(context, action, form.fields, errors)
+        facts_of_values = {"values": {each.name: typed[each.name].strip() for each in values}}
     with links.bad_parameters():
         came_from, place = links.list_in(context, form.fields), links.place_in(context, form.fields)
         if links.is_nothing(form.fields):
@@ -251,10 +278,15 @@ async def _act_on_jobs(context: PageContext, action: BulkAction) -> Response:
         if isinstance(chosen, ByFilter) and chosen.until is None:
             raise BadRequest("until: it is missing.", "An action on all matching jobs begins with its preview.")
         spread = _spread_in(form, action, chosen)
-        what = {**links.in_words(chosen), **({} if spread is None else {"spread": form.get("spread")})}
+        what = {
+            **links.in_words(chosen),
+            **facts_of_values,
+            **({} if spread is None else {"spread": form.get("spread")}),
+        }
         try:
             with context.failures_audited(action, queue, **what):
-                done = await context.database.write(functools.partial(act, spread=spread), action, chosen)
+                run = functools.partial(act, spread=spread, values=values)
+                done = await context.database.write(run, action, chosen)
         except SqlaqueueError as error:
             raise BadRequest(f"{error}") from error
     counts = {"asked": done.asked, "duplicates": done.duplicates, "left": done.left, "missing": done.missing}
@@ -422,7 +454,7 @@ def _change_schedule(session: Session, operation: Any, queue: Any, name: str) ->
 
 # -- what was done -----------------------------------------------------------------------------------------------------
 
-_RIGHTS: dict[str, Action] = {"requeue": "requeue", "cancel": "cancel", "pause": "pause"}
+_RIGHTS: dict[str, Action] = {"requeue": "requeue", "cancel": "cancel", "change": "edit", "pause": "pause"}
 """The right to undo an action: that to the action itself."""
 
 _FINAL = {

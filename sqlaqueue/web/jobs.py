@@ -17,9 +17,9 @@ from sqlaqueue.admin.jobs import kind_of
 from sqlaqueue.consumer.pace import RESCUE
 from sqlaqueue.queue.options import FINISHED, STATES
 from sqlaqueue.queue.spec import QueueSpec
-from sqlaqueue.web.actions import LABELS, count_text
+from sqlaqueue.web.actions import LABELS, RIGHTS, count_text
 from sqlaqueue.web.context import PageContext
-from sqlaqueue.web.data.bulk import APPLIES_TO, BulkAction
+from sqlaqueue.web.data.bulk import APPLIES_TO, BulkAction, changeable
 from sqlaqueue.web.data.job import JobLife, ShownValue, events_of, read_life
 from sqlaqueue.web.data.job_columns import OTHER, JobColumn, JobColumns, indented
 from sqlaqueue.web.data.job_filters import OF_STATE, OPERATORS, Condition, JobsWanted, filterable, parameter_of
@@ -49,7 +49,6 @@ from sqlaqueue.web.links import (
     place_in,
 )
 from sqlaqueue.web.search import FORMS, moments_of, suggestions, with_added
-from sqlaqueue.web.settings import Action
 
 _NAMES = {
     "": "is",
@@ -66,9 +65,9 @@ _SIGNS = _NAMES | {"": "=", "min": "≥", "max": "≤", "json": "="}
 MOST_EXPORTED = 10_000
 """How many jobs a list is exported with at most."""
 
-ACTIONS: dict[str | None, tuple[Action, ...]] = {
-    None: ("requeue", "cancel", "purge"),
-    "pending": ("cancel",),
+ACTIONS: dict[str | None, tuple[BulkAction, ...]] = {
+    None: ("requeue", "cancel", "change", "purge"),
+    "pending": ("cancel", "change"),
     "waiting": ("cancel",),
     "processing": ("cancel",),
     OTHER: (),
@@ -254,9 +253,10 @@ class ListView:
     def moments(self) -> list[str]:
         return [each.name for each in moments_of(self.request.wanted.columns)]
 
-    def actions(self) -> list[Action]:
+    def actions(self) -> list[BulkAction]:
         offered = ACTIONS.get(self.request.wanted.state, ("requeue", "purge"))
-        return [each for each in offered if self.context.may(each, self.context.queue)]
+        allowed = [each for each in offered if self.context.may(RIGHTS[each], self.context.queue)]
+        return [each for each in allowed if each != "change" or changeable(self.request.wanted.columns)]
 
     def is_late(self, cell: Cell) -> bool:
         """Return whether a cell has the time since when a job of the list has been due."""
@@ -555,7 +555,7 @@ def _buttons(context: PageContext, life: JobLife) -> list[Button]:
     for action in actions:
         # A job without a row has failed, as far as its attempts tell.
         applies = life.state in APPLIES_TO[action] or (life.row is None and action == "requeue")
-        if applies and context.may(action, queue):
+        if applies and context.may(RIGHTS[action], queue):
             why = _why_not(action, life)
             # What a completed job does would be done twice.
             is_asked = action == "purge" or (action == "requeue" and life.state == "completed")

@@ -233,6 +233,7 @@ _TEXTS = {
         "The database refused to change {} jobs; duplicates of them may exist by now.",
     ),
     "none_selected": ("No job is selected.",) * 2,
+    "changed": ("{} job was changed.", "{} jobs were changed."),
     "edited": ("The job was changed.", "The jobs were changed."),
     "enqueued": ("The job was enqueued.", "The jobs were enqueued."),
     "paused": ("The queue is paused: no job begins until it is resumed.",) * 2,

@@ -22,6 +22,7 @@ from sqlaqueue.admin.state import pauses
 from sqlaqueue.exc import ConfigurationError, StatementError
 from sqlaqueue.mapping.mixin import spec_of
 from sqlaqueue.web import Access, AuditMixin, Dashboard
+from sqlaqueue.web.data import bulk
 from sqlaqueue.web.data.bulk import BulkAction, Done
 from sqlaqueue.web.data.records import MOST_CHANGES, MOST_RECORDS, Memory, Record, insert_record
 from sqlaqueue.web.data.undo import Changes, Undone, look, roles_of, undo, why_not
@@ -551,3 +552,125 @@ def test_pauses_of_queues_in_one_table_are_read_by_one_statement(engine: sa.Engi
             found = pauses(session, specs)
     assert {name: each.reason for name, each in found.items()} == {"email": "a", "picture": ""}
     assert len(sent) == 1
+
+
+# -- new values for many jobs ------------------------------------------------------------------------------------------
+
+
+async def changed(browser: Any, *pairs: tuple[str, Any], queue: str = "email", **values: str) -> Any:
+    """Preview a change of many jobs, and carry it out with these values."""
+    page = await browser.get(f"/queues/{queue}/confirm", params=[("action", "change"), *pairs])
+    assert page.status_code == 200, page.text
+    form = page.text[page.text.index('actions/change"') :]
+    fields: dict[str, Any] = {}
+    for name, value in hidden(form):
+        fields.setdefault(name, []).append(value)
+    return await browser.post(
+        f"/queues/{queue}/actions/change", data=fields | {f"v.{name}": text for name, text in values.items()}
+    )
+
+
+@pytest.mark.parametrize("pairs", [[("key", "1"), ("key", "2"), ("key", "4")], [("all", "1"), ("f.recipient", "a")]])
+async def test_values_of_many_jobs_are_changed_and_given_back(
+    engine: sa.Engine, queues: Queues, client_of: Any, audit: Any, pairs: Any
+) -> None:
+    add(engine, *(queues.Email(recipient="a" if n in {1, 2, 4} else "b", max_attempts=n) for n in range(1, 5)))
+    execute(engine, "UPDATE email SET status = 'failed', finished_at = now() WHERE id = 4")
+    before = rows(engine, queues.Email)
+    async with client_of() as browser:
+        page = await browser.get("/queues/email/jobs?state=pending")
+        assert page.text.count('value="change"') == 2
+        answer = await changed(browser, *pairs, priority="7", run_at="2031-01-01T00:00Z", max_attempts=" ")
+        page = await follow(browser, answer)
+        assert "2 jobs were changed." in page.text
+        found = execute(engine, "SELECT priority, to_char(run_at at time zone 'UTC', 'YYYY') FROM email WHERE id < 3")
+        now = {row.id: (row.priority, row.max_attempts, row.run_at.year) for row in rows(engine, queues.Email)}
+        assert (now[1], now[2]) == ((7, 1, 2031), (7, 2, 2031))
+        assert [row for row in rows(engine, queues.Email) if row.id > 2] == before[2:], found
+        link = re.findall(r'<a href="([^"]*)">Show what was changed, or undo it<', page.text)
+        page = await browser.get(str(page.url.join(unescape(link[0]))))
+        await browser.post("/queues/email/actions/undo", data=dict(hidden(page.text)))
+        assert rows(engine, queues.Email) == before
+        # A time may be that of the database.
+        await changed(browser, ("key", "1"), run_at="now")
+        assert execute(engine, "SELECT run_at > now() - interval '1 hour' AND run_at <= now() FROM email WHERE id = 1")
+    assert "values={'priority': '7', 'run_at': '2031-01-01T00:00Z'}" in audit()[0]
+
+
+@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind != "existing_messages"])
+async def test_changed_jobs_are_claimed_by_their_new_values(engine: sa.Engine, client_of: Any, kind: str) -> None:
+    model = new_queue(engine, kind)
+    add(engine, *(model(id=number) for number in range(1, 4)))
+    async with client_of(model) as browser:
+        answer = await changed(browser, ("key", "3"), queue=spec_of(model).name, priority="-5")
+        assert "changed%3A1" in answer.headers["location"]
+    ran = run_all(engine, model)
+    assert sorted(ran) == [1, 2, 3]
+    assert ran[0] == 3
+
+
+async def test_values_that_are_wrong_are_told_beside_their_fields(
+    engine: sa.Engine, queues: Queues, client_of: Any, audit: Any
+) -> None:
+    add(engine, queues.Email(recipient="a"))
+    before = rows(engine, queues.Email)
+    async with client_of() as browser:
+        for values, text in (
+            ({"priority": "x"}, "Write an integer"),
+            ({"priority": "9" * 12}, "Write an integer"),
+            ({"run_at": "2030-01-01T00:00", "priority": XSS}, "Add the zone"),
+            ({"run_at": "tomorrow"}, "Write a date and a time with its zone"),
+            ({"priority": "", "max_attempts": "  "}, "Write at least one value."),
+            ({}, "Write at least one value."),
+        ):
+            answer = await changed(browser, ("key", "1"), **values)
+            assert answer.status_code == 422, values
+            assert text in answer.text
+            assert XSS not in answer.text
+            # What was typed is there, and so is the selection.
+            assert all(f'value="{escape(each)}"' in answer.text for each in values.values())
+            assert ("key", "1") in hidden(answer.text)
+        for wrong in ("recipient", "status", "attempts", "nothing"):
+            assert (await changed(browser, ("key", "1"), **{wrong: "1"})).status_code == 400
+    assert rows(engine, queues.Email) == before
+    assert audit() == []
+
+
+async def test_a_change_needs_the_right_to_edit_and_columns_that_are_shown(
+    engine: sa.Engine, queues: Queues, client_of: Any
+) -> None:
+    add(engine, queues.Email(recipient="a", priority=77))
+    for access, status in ((Access(read=True, act={"email": ["requeue", "cancel"]}), 403), (Access(read=True), 403)):
+        async with client_of(access=lambda _, access=access: access) as browser:
+            assert (await browser.get("/queues/email/confirm?action=change&key=1")).status_code == status
+            fields = {"key": "1", "v.priority": "1"}
+            assert (await browser.post("/queues/email/actions/change", data=fields)).status_code == status
+            assert 'value="change"' not in (await browser.get("/queues/email/jobs")).text
+    elsewhere = {"Origin": "https://evil.example", "Sec-Fetch-Site": "cross-site"}
+    assert (await post(client_of(), "/queues/email/actions/change", fields, headers=elsewhere)).status_code == 403
+    async with client_of(redact=["priority"]) as browser:
+        page = (await browser.get("/queues/email/confirm?action=change&key=1")).text
+        assert 'name="v.priority"' not in page
+        assert 'name="v.run_at"' in page
+        assert (await browser.post("/queues/email/actions/change", data=fields)).status_code == 400
+    async with client_of(redact=["priority", "run_at", "max_attempts"]) as browser:
+        assert 'value="change"' not in (await browser.get("/queues/email/jobs")).text
+    assert execute(engine, "SELECT priority FROM email") == 77
+
+
+@pytest.mark.parametrize("kind", UNDONE)
+def test_jobs_that_run_or_that_the_database_refuses_keep_their_values(engine: sa.Engine, kind: str) -> None:
+    model = new_queue(engine, kind)
+    add(engine, *(model(id=number) for number in range(1, 6)))
+    execute(engine, "ALTER TABLE job ADD CONSTRAINT no_five CHECK (id <> 5 OR priority < 9)")
+    values, errors = bulk.new_values(columns(model), {"priority": "9"})
+    assert errors == {}
+    with claimed(engine, model, 1) as jobs:
+        with Session(engine) as session:
+            done = bulk.act(session, "change", of_keys(model, *range(1, 6)), values=values)
+        running = jobs[0].id
+        assert (done.changed, done.left + done.unchanged) == (3, 2)
+        assert "refuses to change job 5" in done.problem
+        assert len(done.changes) == 3
+    found = {row.id: row.priority for row in rows(engine, model)}
+    assert found == {number: 0 if number in {running, 5} else 9 for number in range(1, 6)}

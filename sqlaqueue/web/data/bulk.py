@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import time
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from typing import Any, Literal, get_args
@@ -17,32 +17,42 @@ from sqlalchemy.orm import Session
 from sqlaqueue.admin import changes
 from sqlaqueue.admin.explain_job import duplicate_of
 from sqlaqueue.admin.jobs import JobFilter, filtered_jobs
+from sqlaqueue.consumer.core.errors import may_be_of_a_row
 from sqlaqueue.exc import SqlaqueueError
 from sqlaqueue.queue.names import DEAD_LETTER
 from sqlaqueue.queue.options import FINISHED, UNFINISHED
 from sqlaqueue.queue.run import Key, key_text
 from sqlaqueue.queue.spec import QueueSpec
+from sqlaqueue.sessions import routing_to_primary
 from sqlaqueue.sql.portable import Span, clock, later
 from sqlaqueue.strategies.delete_row import letters
 from sqlaqueue.strategies.listing import key_labels
+from sqlaqueue.web.data.edit_fields import EditableField, WrongValue, field_value, fields_of
 from sqlaqueue.web.data.job import has_key, has_one_of, is_key, letter_of
 from sqlaqueue.web.data.job_columns import JobColumn, JobColumns, states_of
 from sqlaqueue.web.data.job_filters import JobsWanted
 from sqlaqueue.web.data.job_pages import Count, ListRequest, count_states, read_page, read_rows
 from sqlaqueue.web.data.job_sources import DeadLetters, source_of
 from sqlaqueue.web.data.job_windows import Cell, JobRow
-from sqlaqueue.web.data.reader import Part, attempt_part, problem_text
+from sqlaqueue.web.data.reader import ParameterError, Part, attempt_part, problem_text
 from sqlaqueue.web.data.undo import Changed, recorded
 
-BulkAction = Literal["requeue", "cancel", "purge"]
+BulkAction = Literal["requeue", "cancel", "change", "purge"]
 BULK_ACTIONS: tuple[BulkAction, ...] = get_args(BulkAction)
 
 APPLIES_TO: dict[BulkAction, tuple[str, ...]] = {
     "requeue": FINISHED,
     "cancel": UNFINISHED,
+    "change": ("pending",),
     "purge": FINISHED,
 }
 """The states of the jobs that an action changes."""
+
+CHANGEABLE = ("priority", "run_at", "max_attempts")
+"""The roles whose values can be changed for many jobs."""
+
+NOW = "now"
+"""What may be typed for a time, beside a moment."""
 
 MOST_KEYS = 1000
 
@@ -73,6 +83,10 @@ _EFFECTS: dict[tuple[BulkAction, str], str] = {
     ("cancel", "processing"): "will be asked to stop",
     ("purge", "pending"): "left alone: not finished",
     ("purge", "processing"): "left alone: processing",
+    ("change", "waiting"): "left alone: waiting for other jobs",
+    ("change", "pending"): "will be changed",
+    ("change", "processing"): "left alone: processing",
+    **{("change", state): f"left alone: {state} already" for state in FINISHED},
     **{("requeue", state): "will be pending again" for state in FINISHED},
     **{("cancel", state): f"left alone: {state} already" for state in FINISHED},
     **{("purge", state): "will be deleted for ever" for state in FINISHED},
@@ -104,6 +118,11 @@ class ByFilter:
 
 
 Selection = ByKeys | ByFilter
+
+NewValues = Mapping[EditableField, Any]
+"""What jobs get, as attributes of their class have it; a time may be the clock of the database."""
+
+_NONE: NewValues = {}
 
 
 @dataclass(frozen=True)
@@ -159,7 +178,7 @@ class Done:
 def by_filter(wanted: JobsWanted, action: BulkAction, **bounds: Any) -> ByFilter:
     """Return the jobs that a filter selects. Those that wait and those that failed may be in different tables."""
     if wanted.state is None and not wanted.columns.spec.has("status"):
-        wanted = replace(wanted, state="pending" if action == "cancel" else "failed")
+        wanted = replace(wanted, state="failed" if action in {"requeue", "purge"} else "pending")
     # What becomes due, or loses its lease, after the preview is left alone as well.
     return ByFilter(replace(wanted, at=bounds.get("until")), **bounds)
 
@@ -170,7 +189,7 @@ def effect_of(spec: QueueSpec, action: BulkAction, state: str) -> str:
         text += "; what a worker is running will be asked to stop"
     if action == "requeue" and state in FINISHED and spec.has("attempts"):
         text += ", with attempts back at 0"
-    if any(wait.to_many for wait in spec.waits) and state in APPLIES_TO[action] and action != "purge":
+    if any(wait.to_many for wait in spec.waits) and state in APPLIES_TO[action] and action in {"requeue", "cancel"}:
         text += f"; members of a batch are {'cancelled as well' if action == 'cancel' else 'not requeued'}"
     return text
 
@@ -269,6 +288,7 @@ def act(
     action: BulkAction,
     chosen: Selection,
     *,
+    values: NewValues = _NONE,
     longest: float = _LONGEST,
     spread: timedelta | None = None,
 ) -> Done:
@@ -277,6 +297,7 @@ def act(
     By a filter it changes up to :data:`MOST_AT_ONCE` jobs, or as many as it can within some seconds; the result says
     from where it goes on.
 
+    :param values: what pending jobs get, for the action ``change``.
     :param spread: over how long requeued jobs become due, at even distances; None for all at once.
     :raises ParameterError: if a key cannot be one of this queue, or the database refuses a value of the filter.
     :raises DBAPIError: if the first batch fails. After that, the result says what has happened.
@@ -288,9 +309,9 @@ def act(
             keys = list(dict.fromkeys(chosen.keys))
             spaced = None if spread is None else Spaced.begin(session, chosen.columns, spread, len(keys))
             for some in _batches(keys, _BATCH):
-                _change(session, action, chosen.columns, some, done, spaced=spaced)
+                _change(session, action, chosen.columns, some, done, spaced=spaced, values=values)
         else:
-            _act_by_filter(session, action, chosen, done, until, spread=spread)
+            _act_by_filter(session, action, chosen, done, until, spread=spread, values=values)
     except (DBAPIError, SqlaqueueError) as error:
         session.rollback()
         if not (done.changed or done.asked or done.duplicates):
@@ -330,14 +351,21 @@ class Spaced:
 
 
 def _act_by_filter(
-    session: Session, action: BulkAction, chosen: ByFilter, done: Done, until: float, *, spread: timedelta | None
+    session: Session,
+    action: BulkAction,
+    chosen: ByFilter,
+    done: Done,
+    until: float,
+    *,
+    spread: timedelta | None,
+    values: NewValues,
 ) -> None:
     if chosen.wanted.state is not None and chosen.wanted.state not in APPLIES_TO[action]:
         return
     found = _found(session, action, chosen, done, until)
     if spread is None:
         for keys in found:
-            _change(session, action, chosen.columns, keys, done)
+            _change(session, action, chosen.columns, keys, done, values=values)
         return
     # All of them first: the distance between two jobs follows from their number.
     every = [*found]
@@ -403,6 +431,7 @@ def _change(
     done: Done,
     *,
     spaced: Spaced | None = None,
+    values: NewValues = _NONE,
 ) -> None:
     # Between the preview and now a job may have begun, or come to its end.
     jobs, only = _select(columns, keys), JobFilter(states=APPLIES_TO[action])
@@ -423,7 +452,78 @@ def _change(
         done.asked += len(cancelled.asked)
         done.missing += len(cancelled.missing)
         _note_refused(done, cancelled.refused)
+    elif action == "change":
+        with recorded(session, columns, keys, done.changes):
+            _set(session, columns, keys, values, done)
     else:
         done.changed += changes.purge(session, jobs, only, batch_size=_BATCH)
     after = done.changed + done.duplicates + done.left + done.asked + done.missing
     done.unchanged += len(keys) - (after - before)
+
+
+# -- new values for many jobs ------------------------------------------------------------------------------------------
+
+
+def changeable(columns: JobColumns) -> list[EditableField]:
+    """Return the fields whose values can be changed for many jobs: columns of the queue, none that is redacted."""
+    return [each for each in fields_of(columns, columns.spec.mapper) if each.column.role in CHANGEABLE]
+
+
+def new_values(columns: JobColumns, given: Mapping[str, str]) -> tuple[NewValues, Mapping[str, str]]:
+    """Return the values that were typed, and by name what is wrong with the others. An empty text changes nothing."""
+    values: dict[EditableField, Any] = {}
+    errors: dict[str, str] = {}
+    fields = {each.name: each for each in changeable(columns)}
+    unknown = min(given.keys() - fields.keys(), default=None)
+    if unknown is not None:
+        raise ParameterError(unknown[:100], "it cannot be changed for many jobs")
+    for name, typed in given.items():
+        text, each = typed.strip(), fields[name]
+        if not text:
+            continue
+        try:
+            is_now = each.column.role == "run_at" and text == NOW
+            values[each] = clock() if is_now else field_value(each, text)
+        except WrongValue as error:
+            errors[name] = str(error)
+    return values, errors
+
+
+def _set(session: Session, columns: JobColumns, keys: Sequence[str], values: NewValues, done: Done) -> None:
+    """Give pending jobs new values, and commit. A row that somebody has locked, as its worker may have, is left alone.
+
+    It is one UPDATE, of columns that are the queue's own: validators of the application are not called.
+    """
+    spec = columns.spec
+    pending = [spec.in_state("pending")] if spec.has("status") else []
+    with routing_to_primary(session):
+        bind = {"mapper": spec.mapper}
+        rows = sa.select(*spec.keys).where(has_one_of(columns, keys), *pending).order_by(*spec.keys)
+        existing = [tuple(row) for row in session.execute(rows, bind_arguments=bind)]
+        free = [tuple(row) for row in session.execute(spec.strategy.lock(spec, rows), bind_arguments=bind)]
+        refused = _set_values(session, spec, free, {each.column.column: value for each, value in values.items()})
+        session.commit()
+    done.changed += len(free) - len(refused)
+    done.left += len(existing) - len(free)
+    _note_refused(done, refused)
+
+
+def _set_values(
+    session: Session, spec: QueueSpec, keys: Sequence[Key], values: Mapping[sa.Column[Any], Any]
+) -> list[Key]:
+    """Update locked rows, and return the keys of those that the database refuses to change."""
+    if not keys:
+        return []
+    try:
+        with changes.savepoint(session, spec.model):
+            update = sa.update(spec.table).where(spec.key_in(spec.keys, keys)).values(dict(values))
+            session.execute(update, bind_arguments={"mapper": spec.mapper})
+    except DBAPIError as error:
+        if not may_be_of_a_row(error):
+            raise
+        if len(keys) == 1:
+            changes.warn_of_refusal(spec, keys[0], error)
+            return [keys[0]]
+        half = len(keys) // 2
+        return [key for part in (keys[:half], keys[half:]) for key in _set_values(session, spec, part, values)]
+    return []

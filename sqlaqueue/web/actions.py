@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Mapping, Sequence
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 from typing import Any, get_args
 
 from sqlalchemy.orm import Session
@@ -18,6 +18,7 @@ from sqlaqueue.postgresql.side_tables import MOST_OF_AUTHOR, MOST_OF_REASON
 from sqlaqueue.queue.spec import QueueSpec
 from sqlaqueue.web import links
 from sqlaqueue.web.context import PageContext, forget_pauses
+from sqlaqueue.web.data import queues as queue_data
 from sqlaqueue.web.data.bulk import (
     BULK_ACTIONS,
     SPREADS,
@@ -44,7 +45,7 @@ from sqlaqueue.web.data.undo import Changes, Undone, look, roles_of, undo, why_n
 from sqlaqueue.web.errors import BadRequest, Forbidden, NotFound, ServiceUnavailable
 from sqlaqueue.web.queues import worker_of
 from sqlaqueue.web.security import FormData
-from sqlaqueue.web.settings import Action
+from sqlaqueue.web.settings import Action, Queue
 
 LABELS: dict[BulkAction, str] = {"requeue": "Requeue", "cancel": "Cancel", "change": "Change", "purge": "Delete"}
 
@@ -419,21 +420,104 @@ _OF_SCHEDULES: dict[str, tuple[Any, str]] = {
     "run": (schedules.run_schedule, "schedule_run"),
     "pause": (schedules.pause_schedule, "schedule_paused"),
     "resume": (schedules.resume_schedule, "schedule_resumed"),
+    "reset": (schedules.reset_schedule, "schedule_reset"),
+    "remove": (schedules.remove_schedule, "schedule_removed"),
 }
+
+_FIELDS_OF_SCHEDULES = (
+    "cron",
+    "every",
+    "timezone",
+    "values",
+    "jitter",
+    "catch_up",
+    "misfire_grace",
+    "skip_unfinished",
+)
+
+
+def may_edit_schedules(context: PageContext, queue: Queue) -> bool:
+    """Return whether the user may add and edit schedules of a queue: they enqueue jobs with any values."""
+    return context.may("schedule", queue) and context.may("enqueue", queue)
+
+
+def _scheduled_queue(context: PageContext, name: str) -> Queue:
+    queue = next((each for each in context.queues if each.name == name), None)
+    if queue is None:
+        raise NotFound("There is no such queue, or you have no access to it.", "Choose a schedule from the list.")
+    context.require("schedule", queue)
+    return queue
+
+
+async def edit_schedule(context: PageContext) -> Response:
+    given = context.request.query_params
+    if "schedule" not in given:
+        offered = [queue for queue in context.queues if may_edit_schedules(context, queue)]
+        if not offered:
+            raise Forbidden(
+                "You may not add schedules.", "That needs the rights schedule and enqueue, by the access rule."
+            )
+        form = queue_data.ScheduleForm(name="", texts=queue_data.NEW_SCHEDULE)
+        return _schedule_page(context, form, given.get("queue", ""))
+    queue = _scheduled_queue(context, given.get("queue", ""))
+    context.require("enqueue", queue)
+    read = functools.partial(queue_data.read_schedule_form, is_hidden=_hides(context, queue))
+    try:
+        form = await context.database.read(read, queue.spec, given["schedule"])
+    except StatementError:
+        raise NotFound(f"{queue.name} has no such schedule.", "It may have been removed.") from None
+    return _schedule_page(context, form, queue.name)
+
+
+def _hides(context: PageContext, queue: Queue) -> queue_data.IsHidden:
+    return functools.partial(context.settings.is_attribute_redacted, queue.spec)
+
+
+def _schedule_page(context: PageContext, form: queue_data.ScheduleForm, queue: str, status: int = 200) -> Response:
+    return context.render(
+        "edit_schedule.html",
+        status=status,
+        form=form,
+        chosen=queue,
+        offered=[each for each in context.queues if may_edit_schedules(context, each)],
+    )
+
+
+async def _save_schedule(context: PageContext) -> Response:
+    data = await context.form()
+    queue = _scheduled_queue(context, data.get("queue"))
+    context.require("enqueue", queue)
+    name = data.get("schedule")
+    texts = {each: data.get(each) for each in _FIELDS_OF_SCHEDULES}
+    form = queue_data.ScheduleForm(name=name, texts=texts, version=data.get("version"), origin=data.get("origin"))
+    if data.get("then") == "look":
+        return _schedule_page(context, queue_data.look_at_schedule(form, datetime.now(UTC)), queue.name)
+    facts: dict[str, Any] = {"schedule": name}
+    action = "edit_schedule" if form.version else "add_schedule"
+    save = functools.partial(queue_data.save_schedule, is_hidden=_hides(context, queue))
+    try:
+        with context.failures_audited(action, queue, **facts):
+            outcome = await context.database.write(save, queue.spec, form)
+    except StatementError:
+        raise NotFound(f"{queue.name} has no such schedule.", "It may have been removed.") from None
+    if not isinstance(outcome, str):
+        return _schedule_page(context, outcome, queue.name, 422)
+    if outcome != "unchanged":
+        await context.record(action, queue, **facts, cron=texts["cron"], every=texts["every"])
+    return context.redirect(context.url("schedules"), (f"schedule_{outcome}", 1))
 
 
 async def act_on_schedule(context: PageContext) -> Response:
     action = context.request.path_params["action"]
+    if action == "save":
+        return await _save_schedule(context)
     if action not in _OF_SCHEDULES:
         raise NotFound("There is no such action.", "Go back to the list of schedules.")
     operation, notice = _OF_SCHEDULES[action]
     form = await context.form()
     # Not in the path: a name may contain a slash.
     name = form.get("schedule")
-    queue = next((each for each in context.queues if each.name == form.get("queue")), None)
-    if queue is None:
-        raise NotFound("There is no such queue, or you have no access to it.", "Choose a schedule from the list.")
-    context.require("schedule", queue)
+    queue = _scheduled_queue(context, form.get("queue"))
     try:
         with context.failures_audited(f"{action}_schedule", queue, schedule=name):
             await context.database.write(_change_schedule, operation, queue, name)

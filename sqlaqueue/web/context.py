@@ -90,6 +90,7 @@ PATHS = {
     "failures": "failures",
     "search": "search",
     "schedules": "schedules",
+    "edit_schedule": "schedules/edit",
     "act_on_schedule": "schedules/{action}",
     "health": "health",
     "audit": "audit",

@@ -419,6 +419,7 @@ async def schedules(context: PageContext) -> Response:
         schedules=sorted(found, key=lambda each: (each.name, each.queue)),
         problems=list(dict.fromkeys(problems)),
         queue_of=context.settings.queues,
+        can_add=any(context.may("schedule", each) and context.may("enqueue", each) for each in context.queues),
         next_ticks=lambda schedule: schedule.next_ticks(3),
         values_of=lambda schedule: _values(context, schedule),
         error_of=lambda schedule: _error(context, schedule),

@@ -200,8 +200,8 @@ def _origin(origin: Any) -> str:
 
 Action = Literal["enqueue", "requeue", "cancel", "edit", "purge", "pause", "schedule", "workers"]
 """What a user can do: enqueue a job like another one, requeue finished jobs, cancel unfinished ones, edit arguments,
-delete finished jobs, pause and resume a queue, run, pause and resume its schedules, and ask its Consumers to be quiet
-or to stop."""
+delete finished jobs, pause and resume a queue, run, pause and resume its schedules, which can be edited with
+``enqueue`` as well, and ask its Consumers to be quiet or to stop."""
 
 ACTIONS: tuple[Action, ...] = get_args(Action)
 

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
+import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from typing import Any
 
@@ -15,7 +18,8 @@ from sqlaqueue.admin.doctor.examination import Finding
 from sqlaqueue.admin.doctor.server import check_indexes
 from sqlaqueue.admin.doctor.service import claim_of
 from sqlaqueue.admin.jobs import bind_arguments
-from sqlaqueue.admin.schedules import ScheduleInfo
+from sqlaqueue.admin.schedules import ScheduleInfo, add_schedule, edit_schedule
+from sqlaqueue.admin.schedules import schedule as stored_schedule
 from sqlaqueue.admin.schedules import schedules as read_all
 from sqlaqueue.admin.state import (
     Depth,
@@ -30,6 +34,7 @@ from sqlaqueue.admin.state import (
     unclaimable_jobs,
     workers,
 )
+from sqlaqueue.exc import ConfigurationError, StatementError
 from sqlaqueue.postgresql.catalog import missing_tables
 from sqlaqueue.postgresql.catalog_text import describe_session
 from sqlaqueue.postgresql.facts import HorizonHolders, IndexSize, PlanNode, StatementPlan, TableStatistics
@@ -38,10 +43,12 @@ from sqlaqueue.postgresql.server import horizon_holders, index_sizes, table_stat
 from sqlaqueue.queue.names import ATTEMPT, DEAD_LETTER
 from sqlaqueue.queue.run import key_text
 from sqlaqueue.queue.spec import QueueSpec
-from sqlaqueue.schedules.recurrence import ScheduleTables
+from sqlaqueue.schedules.recurrence import Recurrence, ScheduleTables
+from sqlaqueue.schedules.schedule import Schedule, from_json
 from sqlaqueue.web.data import failures as failed_jobs
 from sqlaqueue.web.data import past
 from sqlaqueue.web.data.history import History, end_of, has_statistics, newest_minute, read_history
+from sqlaqueue.web.data.job_columns import parse_exact
 from sqlaqueue.web.data.reader import Memory, Part, QueueReader, Unavailable
 
 _LOCK_TIMEOUT = "200ms"
@@ -421,3 +428,193 @@ def _named(holders: HorizonHolders) -> Iterator[Holder]:
     for standby in holders.standbys:
         what = f"Standby {standby.application!r} (process {standby.pid})"
         yield Holder(what=what, doing="hot_standby_feedback", since=None, age=standby.age)
+
+
+# -- the definition of a schedule, as texts of a form ------------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True)
+class ScheduleForm:
+    name: str
+    texts: Mapping[str, str]
+    """By the arguments of a Schedule."""
+    version: str = ""
+    """That of the stored definition; empty for a new schedule."""
+    origin: str = ""
+    hidden: Sequence[str] = ()
+    """The attributes of redacted columns to which the schedule gives values; they stay as they are."""
+    factory: str | None = None
+    problem: str = ""
+    """Why what was typed cannot be stored."""
+    words: str = ""
+    ticks: Sequence[datetime] = ()
+    """When it would tick."""
+
+
+NEW_SCHEDULE = {"timezone": "UTC", "values": "{}", "jitter": "0", "catch_up": "latest"}
+
+_NEXT_TICKS = 3
+
+IsHidden = Callable[[str], bool]
+"""Returns whether an attribute is that of a redacted column."""
+
+
+def read_schedule_form(session: Session, spec: QueueSpec, name: str, is_hidden: IsHidden) -> ScheduleForm:
+    """Return the stored definition of a schedule.
+
+    :raises StatementError: if the queue has no such schedule.
+    """
+    return _form_of(_own_schedule(session, spec, name), is_hidden)
+
+
+def _own_schedule(session: Session, spec: QueueSpec, name: str) -> ScheduleInfo:
+    found = stored_schedule(session, spec.model, name)
+    if found.queue != spec.name:
+        raise StatementError(f"the schedule {name!r} is of another queue")
+    return found
+
+
+def _form_of(info: ScheduleInfo, is_hidden: IsHidden) -> ScheduleForm:
+    shown = {name: value for name, value in info.values.items() if not is_hidden(name)}
+    grace = info.misfire_grace
+    texts = {
+        "cron": info.cron or "",
+        "every": "" if info.every is None else f"{info.every.total_seconds():g}",
+        "timezone": info.timezone,
+        "values": json.dumps(shown, ensure_ascii=False, indent=2),
+        "jitter": f"{info.jitter.total_seconds():g}",
+        "catch_up": str(info.catch_up),
+        "misfire_grace": "" if grace is None else f"{grace.total_seconds():g}",
+        "skip_unfinished": "1" if info.skip_unfinished else "",
+    }
+    stored = json.dumps([texts, dict(info.values), info.origin], sort_keys=True, default=str)
+    return ScheduleForm(
+        name=info.name,
+        texts=texts,
+        version=hashlib.sha256(stored.encode()).hexdigest()[:32],
+        origin=info.origin,
+        hidden=[name for name in info.values if is_hidden(name)],
+        factory=info.factory,
+    )
+
+
+def look_at_schedule(form: ScheduleForm, now: datetime) -> ScheduleForm:
+    """Return the form with the next ticks of what was typed, or with what is wrong with it."""
+    try:
+        given = _definition(form.texts)
+        every = None if given["every"] is None else timedelta(seconds=given["every"])
+        recurrence = Recurrence(given["cron"], every, given["timezone"], now)
+        recurrence.check()
+        ticks: list[datetime] = []
+        tick = recurrence.after(now)
+        while tick is not None and len(ticks) < _NEXT_TICKS:
+            ticks.append(tick)
+            tick = recurrence.after(tick)
+    except ConfigurationError as error:
+        return replace(form, problem=str(error))
+    return replace(form, words=recurrence.in_words(), ticks=ticks)
+
+
+def save_schedule(session: Session, spec: QueueSpec, form: ScheduleForm, is_hidden: IsHidden) -> ScheduleForm | str:
+    """Store a new schedule, or a changed definition, and commit; return the form again if that is not possible.
+
+    :param form: what was typed; for an existing schedule with the version of the definition that was shown.
+    :returns: ``added``, ``changed`` or ``unchanged``.
+    :raises StatementError: if the queue has no such schedule.
+    """
+    connection = session.connection(bind_arguments=bind_arguments(spec.model))
+    if missing_tables(connection, [ScheduleTables.look_up(spec).schedules]):
+        text = "The database has no table of schedules. Give the queue class to a Scheduler, and migrate the database."
+        return replace(form, problem=text)
+    # Before the block: an error would name the schedules of queues that the user may not see.
+    info = _own_schedule(session, spec, form.name) if form.version else None
+    try:
+        given = _definition(form.texts)
+        hidden = next((name for name in given["values"] if is_hidden(name)), None)
+        if hidden is not None:
+            return replace(form, problem=f"values: {hidden} is the attribute of a redacted column.")
+        if info is None:
+            values = from_json(spec, spec.mapper, given["values"])
+            add_schedule(session, spec.model, Schedule(form.name, spec.model, **given | {"values": values}))
+            return "added"
+        return _change_schedule(session, spec, info, form, given=given, is_hidden=is_hidden)
+    except (ConfigurationError, StatementError) as error:
+        session.rollback()
+        return replace(form, problem=str(error))
+
+
+def _change_schedule(
+    session: Session,
+    spec: QueueSpec,
+    info: ScheduleInfo,
+    form: ScheduleForm,
+    *,
+    given: Mapping[str, Any],
+    is_hidden: IsHidden,
+) -> ScheduleForm | str:
+    stored = _form_of(info, is_hidden)
+    if stored.version != form.version:
+        text = "The schedule was changed since this form was shown, so nothing was written. Save again to write yours."
+        return replace(form, version=stored.version, hidden=stored.hidden, problem=text)
+    typed = {name: text.replace("\r\n", "\n") for name, text in form.texts.items()}
+    changes = {name: given[name] for name, text in stored.texts.items() if typed.get(name, "") != text}
+    if not changes:
+        return "unchanged"
+    if "values" in changes:
+        classes = {each.class_.__name__: each for each in spec.mapper.self_and_descendants}
+        of = classes.get(info.model or "", spec.mapper)
+        values = from_json(spec, of, given["values"])
+        try:
+            kept = from_json(spec, of, {name: info.values[name] for name in stored.hidden})
+        except ConfigurationError:
+            text = "A value of a redacted column is none of its type. Correct it in the database."
+            return replace(form, problem=text)
+        changes["values"] = values | kept
+    try:
+        edit_schedule(session, spec.model, form.name, **changes)
+    except ConfigurationError as error:
+        if not stored.hidden:
+            raise
+        # Its text may repeat any of the values.
+        text = f"The definition was refused ({type(error).__name__}); the text may repeat a redacted value."
+        return replace(form, problem=text)
+    return "changed"
+
+
+def _definition(texts: Mapping[str, str]) -> dict[str, Any]:
+    """Return what was typed as arguments of a Schedule.
+
+    :raises ConfigurationError: for a text that is no value of its field.
+    """
+    given = {name: text.strip() for name, text in texts.items()}
+    try:
+        values = parse_exact(given.get("values") or "{}")
+    except (ValueError, RecursionError) as error:
+        raise ConfigurationError(f"values: this is no JSON that can be stored: {error}") from None
+    if not isinstance(values, dict):
+        raise ConfigurationError('values: write a JSON object, such as {"kind": "sales"}')
+    if bool(given.get("cron")) is bool(given.get("every")):
+        raise ConfigurationError("cron, every: write one of them, and leave the other one empty")
+    catch_up = given.get("catch_up") or "latest"
+    return {
+        "cron": given.get("cron") or None,
+        "every": _seconds("every", given.get("every", "")),
+        "timezone": given.get("timezone") or "UTC",
+        "values": values,
+        "jitter": _seconds("jitter", given.get("jitter", "")) or 0,
+        "catch_up": int(catch_up) if catch_up.isascii() and catch_up.isdigit() else catch_up,
+        "misfire_grace": _seconds("misfire_grace", given.get("misfire_grace", "")),
+        "skip_unfinished": bool(given.get("skip_unfinished")),
+    }
+
+
+def _seconds(name: str, text: str) -> float | None:
+    if not text:
+        return None
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = math.nan
+    if not 0 <= seconds < math.inf:
+        raise ConfigurationError(f"{name}: write a number of seconds, such as 300")
+    return seconds

@@ -406,6 +406,8 @@ _ALL = {
     "search": "search?q=state:failed",
     "schedules": "schedules",
     "health": "health",
+    "edit_schedule": "schedules/edit?queue=report&schedule=nightly-sales",
+    "confirm_pause": "queues/email/pause",
     "audit": "audit",
     "done": "queues/email/done?id=1",
 }

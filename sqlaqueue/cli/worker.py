@@ -383,22 +383,21 @@ def _limited_protocol() -> Any:
     protocol: Any = AutoHTTPProtocol
     opened: dict[Any, None] = {}
 
-    class Limited(protocol):  # type: ignore[misc]  # one of several classes, by what is installed
-        def connection_made(self, transport: Any) -> None:
-            super().connection_made(transport)
-            opened[self] = None
-            if len(opened) > MOST_CONNECTIONS:
-                # One that is answering has a cycle; if all are, it is the new one that ends.
-                idle = (each for each in opened if each.cycle is None or each.cycle.response_complete)
-                ended = next(idle, self)
-                del opened[ended]
-                ended.transport.abort()
+    def connection_made(self: Any, transport: Any) -> None:
+        protocol.connection_made(self, transport)
+        opened[self] = None
+        if len(opened) > MOST_CONNECTIONS:
+            # One that is answering has a cycle; if all are, it is the new one that ends.
+            idle = (each for each in opened if each.cycle is None or each.cycle.response_complete)
+            ended = next(idle, self)
+            del opened[ended]
+            ended.transport.abort()
 
-        def connection_lost(self, exc: Exception | None) -> None:
-            opened.pop(self, None)
-            super().connection_lost(exc)
+    def connection_lost(self: Any, exc: Exception | None) -> None:
+        opened.pop(self, None)
+        protocol.connection_lost(self, exc)
 
-    return Limited
+    return type("Limited", (protocol,), {"connection_made": connection_made, "connection_lost": connection_lost})
 
 
 async def _serve_dashboard(app: Any, bound: socket.socket, engine: Any) -> None:

@@ -667,7 +667,7 @@ async def show_audit(context: PageContext) -> Response:
             "You may look at queues, but not at what others have done there.",
             "Ask for the right to an action, which the access rule of the dashboard grants.",
         )
-    records: Sequence[Record] = ()
+    records: Sequence[Record] = list[Record]()
     if model is not None and queues:
         before = None if given is None else int(given)
         records = await context.database.read(read_records, model, [*queues], before, _PAGE + 1)

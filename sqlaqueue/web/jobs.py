@@ -254,9 +254,13 @@ class ListView:
         return [each.name for each in moments_of(self.request.wanted.columns)]
 
     def actions(self) -> list[BulkAction]:
-        offered = ACTIONS.get(self.request.wanted.state, ("requeue", "purge"))
-        allowed = [each for each in offered if self.context.may(RIGHTS[each], self.context.queue)]
-        return [each for each in allowed if each != "change" or changeable(self.request.wanted.columns)]
+        offered: tuple[BulkAction, ...] = ACTIONS.get(self.request.wanted.state, ("requeue", "purge"))
+        found: list[BulkAction] = []
+        for each in offered:
+            is_possible = each != "change" or bool(changeable(self.request.wanted.columns))
+            if is_possible and self.context.may(RIGHTS[each], self.context.queue):
+                found.append(each)
+        return found
 
     def is_late(self, cell: Cell) -> bool:
         """Return whether a cell has the time since when a job of the list has been due."""

@@ -535,7 +535,8 @@ def save_schedule(session: Session, spec: QueueSpec, form: ScheduleForm, is_hidd
             return replace(form, problem=f"values: {hidden} is the attribute of a redacted column.")
         if info is None:
             values = from_json(spec, spec.mapper, given["values"])
-            add_schedule(session, spec.model, Schedule(form.name, spec.model, **given | {"values": values}))
+            arguments: dict[str, Any] = given | {"values": values}
+            add_schedule(session, spec.model, Schedule(form.name, spec.model, **arguments))
             return "added"
         return _change_schedule(session, spec, info, form, given=given, is_hidden=is_hidden)
     except (ConfigurationError, StatementError) as error:

@@ -47,7 +47,7 @@ from tests.servers import Database
 SYNC, ASYNC = [QueueAdmin, ScheduleAdmin], [AsyncQueueAdmin, AsyncScheduleAdmin]
 OF_QUEUES = {
     *("stats", "depth", "jobs", "job", "count", "failures", "attempts", "explain", "consumers", "is_paused"),
-    *("cancel", "requeue", "purge", "rescue", "reconcile", "pause", "resume"),
+    *("cancel", "requeue", "purge", "rescue", "reconcile", "pause", "pause_info", "resume"),
 }
 OF_SCHEDULES = {"list", "get", "add", "edit", "pause", "resume", "remove", "reset", "run"}
 HISTORY = {"attempt_history": timedelta(days=1)}
@@ -286,8 +286,10 @@ async def test_the_methods_for_jobs(shared: Database, engine: sa.Engine, kind: s
         assert isinstance(explanation, Explanation)
         assert explanation.reasons[0].code == "ready"
         assert [each.name for each in await call("consumers")] == ["web:1"]
-        await call("pause")
+        await call("pause", reason="mail server", author="ada")
         assert await call("is_paused") is True
+        info = await call("pause_info")
+        assert (info.reason, info.author) == ("mail server", "ada")
         await call("resume")
         assert await call("is_paused") is False
         assert await call("cancel", sa.select(setup.model), batch_size=1, limit=1) == Cancelled(cancelled=[4])

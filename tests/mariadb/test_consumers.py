@@ -1,6 +1,7 @@
 """Consumers on MariaDB, in one process and in several, some of which are killed; and the command line."""
 
 import asyncio
+import contextlib
 import json
 import random
 import threading
@@ -316,7 +317,9 @@ def test_a_job_that_lost_its_connection_runs_again(
     ) -> list[FinishedRun]:
         context: Any = consumer._context
         if any(one.outcome.quarantine for one in finished):
-            wait_until(lambda: not context.quarantine.may_wait, "a claim that looks for such jobs")
+            # Not for longer: where the other worker does not claim just then, the job runs again all the same.
+            with contextlib.suppress(AssertionError):
+                wait_until(lambda: not context.quarantine.may_wait, seconds=5)
         return settle(self, session, finished, **options)
 
     def handle(session: Session, job: Job) -> None:

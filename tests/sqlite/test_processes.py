@@ -368,7 +368,6 @@ def test_idle_workers_begin_at_once(bench: SQLiteBench, other_engine: sa.Engine)
             wait_until(lambda number=number: len(ran) == number, "the job runs")
         wait_until(lambda: bench.states()["completed"] == 5, "the jobs are completed")
     # For each job a claim that finds it and one that finds no other, not one of each worker.
-    assert idle <= 3
     assert claims.number - idle <= 5 * 3
 
 

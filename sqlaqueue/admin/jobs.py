@@ -24,7 +24,7 @@ from sqlaqueue.queue.run import Key, key_text, key_tuple, key_value
 from sqlaqueue.queue.spec import QueueSpec, within_calendar
 from sqlaqueue.sessions import routing_to_primary
 from sqlaqueue.sql.engine import WRITES_LATER
-from sqlaqueue.sql.portable import clock, converted, earlier, nulls_last
+from sqlaqueue.sql.portable import by_engine, clock, converted, earlier, nulls_last
 from sqlaqueue.statements.selection import select_jobs
 from sqlaqueue.strategies.listing import SHOWN, key_labels
 from sqlaqueue.strategies.update_status import LEASE_EXPIRED
@@ -205,12 +205,18 @@ def message_of(error: sa.ColumnElement[Any]) -> sa.ColumnElement[str]:
     """Return the first line of an error without its kind, and with ``…`` for what differs from job to job.
 
     These are numbers, UUIDs, digests and quoted texts: ``LookupError: job 5 not found`` and ``LookupError: job 6 not
-    found`` have the same message. It is an expression of PostgreSQL.
+    found`` have the same message.
     """
-    line = sa.func.regexp_substr(sa.func.left(error, _LONGEST_MESSAGE), sa.literal("^[^\n]*", sa.Text()))
+    cut = sa.func.left(error, _LONGEST_MESSAGE)
+    beginning = by_engine(cut, sa.func.substr(error, 1, _LONGEST_MESSAGE), cut)
+    line = sa.func.regexp_substr(beginning, sa.literal("^[^\n]*", sa.Text()))
     without_kind = sa.func.regexp_replace(line, sa.literal(_BEFORE_MESSAGE, sa.Text()), sa.literal("", sa.Text()))
     pattern, sign = sa.literal(_DIFFERS, sa.Text()), sa.literal("…", sa.Text())
-    message = sa.func.regexp_replace(without_kind, pattern, sign, sa.literal("g", sa.Text()))
+    message = by_engine(
+        sa.func.regexp_replace(without_kind, pattern, sign, sa.literal("g", sa.Text()), type_=sa.Text()),
+        sa.func.sqlaqueue_replaced(without_kind, pattern, sign, type_=sa.Text()),
+        sa.func.regexp_replace(without_kind, pattern, sign, type_=sa.Text()),
+    )
     return sa.case(
         (sa.func.coalesce(error, "") == "", sa.literal(WITHOUT_ERROR, sa.Text())),
         else_=sa.func.coalesce(sa.func.nullif(message, ""), sa.literal(NO_TEXT, sa.Text()), type_=sa.Text()),

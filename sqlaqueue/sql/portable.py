@@ -38,6 +38,36 @@ def _ungrouped(element: Any) -> Any:
     return element.element if isinstance(element, Grouping) else element
 
 
+class ByEngine(FunctionElement[Any]):
+    """An expression for which each engine has one of its own, see :func:`by_engine`."""
+
+    name = "by_engine"
+    inherit_cache = True
+
+
+def by_engine(postgresql: Column, sqlite: Column, mariadb: Column | None = None) -> Column:
+    """Return an expression that is written as one for each engine; each of them means the same.
+
+    :param postgresql: the expression of PostgreSQL, whose type the result has.
+    :param mariadb: None for that of SQLite.
+    """
+    found = ByEngine(postgresql, sqlite, sqlite if mariadb is None else mariadb)
+    found.type = postgresql.type
+    return found
+
+
+def _writes(place: int) -> Any:
+    def write(element: ByEngine, compiler: Any, **options: Any) -> str:
+        return str(compiler.process([*element.clauses][place], **options))
+
+    return write
+
+
+compiles(ByEngine)(_writes(0))
+compiles(ByEngine, "sqlite")(_writes(1))
+compiles(ByEngine, "mariadb", "mysql")(_writes(2))
+
+
 class Called(sa.Function[Any]):
     """The base of constructs that PostgreSQL has as a function."""
 

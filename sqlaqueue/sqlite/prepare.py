@@ -256,6 +256,7 @@ _FUNCTIONS: dict[str, tuple[int, Callable[..., Any]]] = {
     "sqlaqueue_epoch": (1, _epoch),
     "sqlaqueue_uuid_text": (1, lambda text: None if text is None else str(UUID(text))),
     "regexp_replace": (3, lambda text, pattern, by: None if text is None else re.sub(pattern, by, text, count=1)),
+    "sqlaqueue_replaced": (3, lambda text, pattern, by: None if text is None else re.sub(pattern, by, text)),
     "regexp_substr": (2, _regexp_substr),
     "sqlaqueue_key_hash": (-1, _key_hash),
     "concat_ws": (-1, lambda separator, *texts: separator.join(str(text) for text in texts if text is not None)),

@@ -8,11 +8,9 @@ from contextvars import ContextVar
 from typing import Any, NamedTuple, Protocol, TypeVar
 
 import sqlalchemy as sa
-from sqlalchemy.exc import DBAPIError, UnboundExecutionError
+from sqlalchemy.exc import DBAPIError
 from sqlalchemy.pool import Pool
 from sqlalchemy.sql.base import Executable
-
-from sqlaqueue.exc import ConfigurationError
 
 OURS = "sqlaqueue_statement"
 """The execution option of statements of the library."""
@@ -220,27 +218,6 @@ def pool_limit(pool: Pool) -> int | None:
 def may_be_other_engine() -> bool:
     """Return whether any engine of this process is prepared for another database than PostgreSQL."""
     return bool(_drivers)
-
-
-def refuse_other_engines(session: Any, what: str, *mappers: Any) -> None:
-    """Refuse queues whose engine is prepared for another database than PostgreSQL.
-
-    :param what: what reads the catalogs of PostgreSQL, for the error's text.
-    :param mappers: those of the queues, as a session may have an engine for each class. Queues without an engine are
-        passed over: the statements about them raise the error of SQLAlchemy.
-    :raises ConfigurationError: naming the database.
-    """
-    if not _drivers:
-        return
-    for mapper in mappers:
-        try:
-            bind = getattr(session, "sync_session", session).get_bind(mapper)
-        except UnboundExecutionError:
-            continue
-        other = engine_of(bind.dialect)
-        if other is not None:
-            msg = f"{what} reads the catalogs and statistics of PostgreSQL, and is not available on {other.title}"
-            raise ConfigurationError(msg)
 
 
 _noting: list[bool] = []

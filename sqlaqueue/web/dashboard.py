@@ -46,6 +46,7 @@ from sqlaqueue.web.actions import (
     show_done,
 )
 from sqlaqueue.web.context import PATHS, Page, PageContext, choose_zone, path_below_mount, read_pauses
+from sqlaqueue.web.data.engines import pages_of_engine
 from sqlaqueue.web.data.reader import problem_text
 from sqlaqueue.web.database import READER, Database, Reader
 from sqlaqueue.web.jobs import job, jobs
@@ -161,7 +162,9 @@ class Broadcaster:
         if channel is None:
             channel = self._channels[queue.name] = Channel(queue.name)
             engine, name = self._engine_of(queue), channel_of(queue.spec)
-            if self._database.is_async:
+            if not pages_of_engine(engine.dialect).has_notifications:
+                pass  # the timer tells the windows
+            elif self._database.is_async:
                 async_listener_of(engine).add(name, channel)
             else:
                 listener.listen(engine, name, channel)
@@ -176,6 +179,8 @@ class Broadcaster:
             return
         del self._channels[queue.name]
         engine = self._engine_of(queue)
+        if not pages_of_engine(engine.dialect).has_notifications:
+            return
         if self._database.is_async:
             await async_listener_of(engine).remove(channel)
         else:
@@ -399,8 +404,7 @@ class Dashboard:
             )
         self._access = access
         self._settings = Settings.of(models, redact, links, origins, audit)
-        mappers = [queue.spec.mapper for queue in self._settings.queues.values()]
-        self._database = Database(session_factory, type(self).__name__, mappers)
+        self._database = Database(session_factory, type(self).__name__)
         self._renderer = shared_renderer()
         self._state: dict[str, Any] = {}
         routes = [Route(f"/{PATHS[name]}", self._endpoint(page), methods=["GET"]) for name, page in GET.items()]

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from contextvars import ContextVar
-from typing import Any, TypeAlias, TypeVar
+from typing import Any, NamedTuple, TypeAlias, TypeVar
 from weakref import WeakValueDictionary
 
 import anyio
@@ -20,9 +20,9 @@ from sqlalchemy.orm import Session, SessionTransaction
 from sqlaqueue.consumer.core.errors import is_connect_error, is_connection_lost
 from sqlaqueue.consumer.core.waker import Deadlines
 from sqlaqueue.sessions import execute, makes_async, open_session, resolve_factory
-from sqlaqueue.sql.engine import may_be_other_engine, refuse_other_engines
 from sqlaqueue.web.data.reader import WITHOUT_SAVEPOINTS, PartFailedError
 from sqlaqueue.web.errors import Busy, ServiceUnavailable
+from sqlaqueue.web.limits import TransactionAccess, limit_transaction
 
 T = TypeVar("T")
 
@@ -53,12 +53,10 @@ _FAILURES_EXPECTED = 30.0
 class Database:
     """The database of a dashboard: sessions are used in threads, those of an async_sessionmaker in the event loop."""
 
-    def __init__(self, session_factory: Callable[[], Any], what: str, mappers: Iterable[Any]) -> None:
+    def __init__(self, session_factory: Callable[[], Any], what: str) -> None:
         self.is_async = makes_async(session_factory)
         """Whether its sessions are AsyncSessions."""
         self.sessions = resolve_factory(session_factory, what, is_async=self.is_async)
-        if may_be_other_engine():
-            refuse_other_engines(self.sessions(), what, *mappers)
         self._savepoints_until = 0.0
         """Until when each part of a page is read in a savepoint, since one has failed lately."""
         # One for each event loop: a test, or a server with threads, may use several.
@@ -76,14 +74,14 @@ class Database:
         :param read_only: whether the transaction is read-only. One that locks rows for a moment is not.
         :raises ServiceUnavailable: if the database cannot be reached, or all sessions are in use.
         """
-        settings = _settings(statement_timeout, read_only=read_only)
+        limits = _Limits(statement_timeout, "read" if read_only else "read and lock")
         try:
-            return await self._run(self._reading, settings, operation, args)
+            return await self._run(self._reading, limits, operation, args)
         except Busy:
             raise
         except ServiceUnavailable:
             # A connection of the pool may be from before a restart of the server. SQLAlchemy has dropped them all.
-            return await self._run(self._reading, settings, operation, args)
+            return await self._run(self._reading, limits, operation, args)
 
     async def write(self, operation: Callable[..., T], *args: Any, statement_timeout: float = WRITE_TIMEOUT) -> T:
         """Return ``operation(session, *args)``, which commits what it has changed.
@@ -91,12 +89,10 @@ class Database:
         :raises ServiceUnavailable: if the database cannot be reached, or all sessions are in use. What was committed
             before stays.
         """
-        return await self._run(_writing, _settings(statement_timeout, read_only=False), operation, args)
+        return await self._run(_writing, _Limits(statement_timeout, "write"), operation, args)
 
-    def _reading(
-        self, session: Session, settings: dict[str, str], operation: Callable[..., T], args: tuple[Any, ...]
-    ) -> T:
-        with _limited(session, settings):
+    def _reading(self, session: Session, limits: _Limits, operation: Callable[..., T], args: tuple[Any, ...]) -> T:
+        with _limited(session, limits):
             try:
                 if time.monotonic() >= self._savepoints_until:
                     session.info[WITHOUT_SAVEPOINTS] = True
@@ -163,29 +159,24 @@ def _in_thread(session: Session, run: Callable[..., T], args: tuple[Any, ...]) -
         return run(session, *args)
 
 
-def _writing(session: Session, settings: dict[str, str], operation: Callable[..., T], args: tuple[Any, ...]) -> T:
-    with _limited(session, settings):
+def _writing(session: Session, limits: _Limits, operation: Callable[..., T], args: tuple[Any, ...]) -> T:
+    with _limited(session, limits):
         result: T = execute(session, operation, args)
         return result
 
 
-def _settings(statement_timeout: float, *, read_only: bool) -> dict[str, str]:
-    milliseconds = str(max(int(statement_timeout * 1000), 1))
-    limits = {"statement_timeout": milliseconds, "lock_timeout": milliseconds}
-    # An idle transaction holds back vacuum, and a request whose server dies leaves one.
-    limits["idle_in_transaction_session_timeout"] = "30000"
-    return {**limits, "transaction_read_only": "on"} if read_only else limits
+class _Limits(NamedTuple):
+    statement_timeout: float
+    access: TransactionAccess
 
 
 @contextmanager
-def _limited(session: Session, settings: dict[str, str]) -> Iterator[None]:
-    calls = [sa.func.set_config(name, value, sa.true()) for name, value in settings.items()]
-
+def _limited(session: Session, limits: _Limits) -> Iterator[None]:
     def begun(_: Session, transaction: SessionTransaction, connection: sa.Connection) -> None:
         # A savepoint has the settings of its transaction, in which an operation may have lowered them.
         if not transaction.nested:
             _check_transactions(connection)
-            connection.execute(sa.select(*calls))
+            limit_transaction(connection, limits.statement_timeout, limits.access)
 
     event.listen(session, "after_begin", begun)
     try:

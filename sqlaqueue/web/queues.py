@@ -14,7 +14,6 @@ from typing import Any
 import anyio
 from markupsafe import Markup
 from sqlalchemy.exc import DBAPIError, SQLAlchemyError
-from sqlalchemy.orm import Session
 from starlette.background import BackgroundTask
 from starlette.responses import Response
 
@@ -57,11 +56,8 @@ async def claim(context: PageContext) -> Response:
     measure = functools.partial(_measure, context, shown)
     measured = await shared_result(context.state, ("claim", shown.name), CLAIM_SHARED_FOR, measure)
 
-    def read_server(session: Session) -> tuple[Part[Sequence[data.QueueTable]], Part[data.Horizon]]:
-        horizon = functools.partial(data.read_horizon, names_holders=context.access.sees_all)
-        return attempt_part(session, data.read_tables, shown.spec), attempt_part(session, horizon, shown.spec)
-
-    tables, horizon = await context.database.read(read_server)
+    read_server = functools.partial(data.read_server, names_holders=context.access.sees_all)
+    tables, horizon = await context.database.read(read_server, shown.spec)
     return context.render(
         "claim.html",
         queue=shown,

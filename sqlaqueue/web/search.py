@@ -34,6 +34,7 @@ from starlette.responses import Response
 from sqlaqueue.consumer.core.errors import is_connection_lost
 from sqlaqueue.exc import SqlaqueueError
 from sqlaqueue.web.context import PageContext, SharedResult, last_result, shared_result
+from sqlaqueue.web.data.engines import stored_size, text_of
 from sqlaqueue.web.data.failures import Failures, read_failures
 from sqlaqueue.web.data.job_columns import JobColumn, JobColumns, columns_of
 from sqlaqueue.web.data.job_filters import (
@@ -316,8 +317,8 @@ def _names_in_json(session: Session, columns: JobColumns) -> list[str]:
         if not is_json(column):
             continue
         value = column.column
-        is_small = sa.func.pg_column_size(value, type_=sa.Integer()) <= _LARGEST_SAMPLE
-        text = sa.case((is_small, sa.cast(sa.type_coerce(value, column.stored_type), sa.Text())))
+        is_small = stored_size(value) <= _LARGEST_SAMPLE
+        text = sa.case((is_small, text_of(sa.type_coerce(value, column.stored_type))))
         some = sa.select(text).select_from(spec.table).order_by(*newest).limit(_SAMPLE)
         try:
             with session.begin_nested():

@@ -411,10 +411,10 @@ async def test_characters_that_are_not_seen_are_escaped_but_in_forms(client_of: 
 @pytest.fixture(params=["sync", "psycopg", "asyncpg"])
 async def database(request: pytest.FixtureRequest, shared: Any, engine: sa.Engine) -> AsyncIterator[Database]:
     if request.param == "sync":
-        yield Database(sessionmaker(engine), "Dashboard", [])
+        yield Database(sessionmaker(engine), "Dashboard")
         return
     made = create_async_engine(shared.url(request.param), pool_size=8)
-    yield Database(async_sessionmaker(made), "Dashboard", [])
+    yield Database(async_sessionmaker(made), "Dashboard")
     await made.dispose()
 
 
@@ -535,7 +535,7 @@ async def test_connections_from_before_a_restart_are_replaced(database: Database
 async def test_database_that_cannot_be_reached() -> None:
     engine = sa.create_engine("postgresql+psycopg://nobody@127.0.0.1:1/nothing")
     with pytest.raises(ServiceUnavailable):
-        await Database(sessionmaker(engine), "Dashboard", []).read(lambda session: session.scalar(sa.select(1)))
+        await Database(sessionmaker(engine), "Dashboard").read(lambda session: session.scalar(sa.select(1)))
 
 
 def test_a_part_that_fails_does_not_hide_the_others(engine: sa.Engine) -> None:
@@ -569,10 +569,10 @@ async def test_sessions_without_transactions_are_refused(shared: Any, driver: st
 
     if driver == "sync":
         engine = sa.create_engine(shared.url(), isolation_level="AUTOCOMMIT")
-        await refused(Database(sessionmaker(engine), "Dashboard", []))
+        await refused(Database(sessionmaker(engine), "Dashboard"))
         engine.dispose()
     else:
         made = create_async_engine(shared.url(driver), isolation_level="AUTOCOMMIT")
-        await refused(Database(async_sessionmaker(made), "Dashboard", []))
+        await refused(Database(async_sessionmaker(made), "Dashboard"))
         await made.dispose()
     assert ran == []

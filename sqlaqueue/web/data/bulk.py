@@ -24,10 +24,11 @@ from sqlaqueue.queue.options import FINISHED, UNFINISHED
 from sqlaqueue.queue.run import Key, key_text
 from sqlaqueue.queue.spec import QueueSpec
 from sqlaqueue.sessions import routing_to_primary
-from sqlaqueue.sql.portable import Span, clock, later
+from sqlaqueue.sql.portable import Span, clock, converted, later
 from sqlaqueue.strategies.delete_row import letters
 from sqlaqueue.strategies.listing import key_labels
 from sqlaqueue.web.data.edit_fields import EditableField, WrongValue, field_value, fields_of
+from sqlaqueue.web.data.engines import text_of
 from sqlaqueue.web.data.job import has_key, has_one_of, is_key, letter_of
 from sqlaqueue.web.data.job_columns import JobColumn, JobColumns, states_of
 from sqlaqueue.web.data.job_filters import JobsWanted
@@ -344,7 +345,7 @@ class Spaced:
         due = later(first, (rows.c.place - 1) * sa.literal(self.distance, Span()))
         same = [key == rows.c[key.key] for key in spec.keys]
         session.execute(
-            sa.update(spec.table).values({run_at: sa.cast(due, run_at.type)}).where(*same),
+            sa.update(spec.table).values({run_at: converted(due, run_at.type)}).where(*same),
             bind_arguments={"mapper": spec.mapper},
         )
         self.given += len(keys)
@@ -407,10 +408,10 @@ def _later(session: Session, chosen: ByFilter, keys: Sequence[str]) -> set[str]:
     else:
         # A column may have no time zone; the server then takes it as claims do.
         times = [spec.columns[role] for role in ("created_at", "finished_at") if spec.has(role)]
-        is_late = sa.or_(sa.false(), *(sa.cast(each, sa.DateTime(timezone=True)) > until for each in times))
+        is_late = sa.or_(sa.false(), *(converted(each, sa.DateTime(timezone=True)) > until for each in times))
         found = sa.select(*spec.keys).where(sa.or_(*(has_key(columns, key) for key in keys)), is_late)
     rows = found.subquery("sqlaqueue_later")
-    parts = [sa.cast(rows.c[each.key], sa.Text()) for each in spec.keys]
+    parts = [text_of(rows.c[each.key]) for each in spec.keys]
     found = session.execute(sa.select(*parts), bind_arguments={"mapper": spec.mapper})
     return {key_text(row) for row in found}
 

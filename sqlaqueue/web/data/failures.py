@@ -17,7 +17,8 @@ from sqlaqueue._typing import AnySelect
 from sqlaqueue.admin.jobs import kind_of, message_of
 from sqlaqueue.queue.names import DEAD_LETTER
 from sqlaqueue.queue.spec import QueueSpec
-from sqlaqueue.sql.portable import seconds_between
+from sqlaqueue.sql.portable import converted, filtered, greatest, nulls_last, seconds_between
+from sqlaqueue.web.data.engines import beginning, whole_number
 from sqlaqueue.web.data.past import DAY, HOUR, LIMIT, FinishedJobs, find_finished_jobs
 from sqlaqueue.web.data.reader import QueueReader, Unavailable, attempt_history_fix, finished_index_fix
 
@@ -94,7 +95,7 @@ def count_failed(reader: QueueReader) -> CappedCount | Unavailable:
     spec = reader.spec
     if not spec.has("status"):
         letters = _letters(spec, COUNTED + 1).subquery("sqlaqueue_letters")
-        failed = sa.func.count().filter(letters.c.state == "failed")
+        failed = filtered(sa.func.count(), letters.c.state == "failed")
         read, number = reader.execute(sa.select(sa.func.count(), failed).select_from(letters)).one()
         return CappedCount(number=min(number, COUNTED), is_capped=read > COUNTED)
     if spec.config.states.failed is None:
@@ -139,7 +140,7 @@ def read_failures(
 
 def _failed_rows(spec: QueueSpec) -> AnySelect:
     moment = spec.columns.get("finished_at")
-    ended = sa.null() if moment is None else sa.cast(moment, sa.DateTime(timezone=True))
+    ended = sa.null() if moment is None else converted(moment, sa.DateTime(timezone=True))
     failed = sa.select(spec.columns["last_error"].label("error"), ended.label("ended_at"))
     order = [] if moment is None else [moment.desc()]
     return failed.where(spec.in_state("failed")).order_by(*order).limit(GROUPED)
@@ -157,16 +158,16 @@ def _grouped(
 ) -> Failures:
     rows = failed.subquery("sqlaqueue_failed")
     recent = [] if within is None else [rows.c.ended_at > reader.now - within]
-    text: Any = sa.func.left(rows.c.error, _SHOWN, type_=sa.Text())
+    text: Any = beginning(rows.c.error, _SHOWN)
     ended: Any = rows.c.ended_at
-    ago = sa.cast(sa.func.floor(seconds_between(ended, reader.now) / HOUR.length.total_seconds()), sa.Integer())
+    ago = whole_number(seconds_between(ended, reader.now) / HOUR.length.total_seconds())
     # Two clocks may differ by a moment.
-    hour = sa.case((ended > reader.now - DAY.length, sa.func.greatest(ago, 0)))
+    hour = sa.case((ended > reader.now - DAY.length, greatest(ago, 0)))
     read = sa.select(
         kind_of(text).label("kind"), message_of(text).label("message"), text.label("error"), ended, hour.label("hour")
     )
     texts = read.where(*recent).subquery("sqlaqueue_texts")
-    newest_first = texts.c.ended_at.desc().nulls_last()
+    newest_first = nulls_last(texts.c.ended_at.desc())
     rank = sa.func.row_number().over(partition_by=[texts.c.kind, texts.c.message], order_by=newest_first)
     ranked = sa.select(*texts.c, rank.label("rank")).subquery("sqlaqueue_ranked")
     of_group = [ranked.c.kind, ranked.c.message, ranked.c.hour]

@@ -17,8 +17,6 @@ from sqlaqueue.admin.job_reasons import Reason
 from sqlaqueue.admin.jobs import Attempt
 from sqlaqueue.admin.jobs import attempts as read_attempts
 from sqlaqueue.flow_control.keys import flow_control
-from sqlaqueue.postgresql.catalog_indexes import can_be_converted, shown_text, stored_size
-from sqlaqueue.postgresql.due_times import row_version
 from sqlaqueue.postgresql.side_tables import key_json
 from sqlaqueue.queue.names import ATTEMPT, CONTROL, DEAD_LETTER
 from sqlaqueue.queue.options import FINISHED
@@ -26,9 +24,19 @@ from sqlaqueue.queue.run import Key, key_text
 from sqlaqueue.queue.spec import QueueSpec
 from sqlaqueue.schedules.schedule import Tick, tick_of_key
 from sqlaqueue.sql.engine import sqlstate
-from sqlaqueue.sql.portable import clock
+from sqlaqueue.sql.portable import clock, converted
 from sqlaqueue.strategies.delete_row import letters
 from sqlaqueue.texts import split_error
+from sqlaqueue.web.data.engines import (
+    beginning,
+    can_be_converted,
+    characters,
+    octets,
+    row_version,
+    shown_text,
+    stored_size,
+    text_of,
+)
 from sqlaqueue.web.data.job_columns import JobColumn, JobColumns, state_of
 from sqlaqueue.web.data.job_filters import JobsWanted
 from sqlaqueue.web.data.reader import ParameterError, Part, attempt_part
@@ -203,11 +211,11 @@ def _roles(columns: JobColumns, place: _Place) -> dict[str, sa.ColumnElement[Any
             continue
         if role in _MOMENTS:
             # The column may have no time zone; the server then takes it as claims do.
-            moment = sa.cast(value, sa.DateTime(timezone=True))
+            moment = converted(value, sa.DateTime(timezone=True))
             # Python has no infinity, and not all years; as a text the value is shown nevertheless.
             found[role] = sa.case((moment.between(_FIRST, _LAST), moment))
         elif role in _TEXTS:
-            found[role] = sa.func.left(sa.cast(value, sa.Text()), LONGEST, type_=sa.Text())
+            found[role] = beginning(text_of(value), LONGEST)
         else:
             found[role] = sa.type_coerce(value, sa.Integer())
     return found
@@ -215,21 +223,21 @@ def _roles(columns: JobColumns, place: _Place) -> dict[str, sa.ColumnElement[Any
 
 def _text(column: JobColumn, value: sa.ColumnElement[Any]) -> sa.ColumnElement[str]:
     if column.form == "large":
-        text = sa.func.left(sa.cast(value, sa.Text()), LONGEST, type_=sa.Text())
+        text = beginning(text_of(value), LONGEST)
         return sa.case((can_be_converted(value), text))
     return shown_text(value, column.form, LONGEST)
 
 
 def _sizes(column: JobColumn, value: sa.ColumnElement[Any]) -> dict[str, sa.ColumnElement[int]]:
     """Return the size of a value in characters, NULL if it is too large to be read, and in bytes."""
-    text = sa.cast(value, sa.Text())
-    characters = sa.func.length(text, type_=sa.Integer())
+    text = text_of(value)
+    number = characters(text)
     if column.form == "large":
-        return {"size": sa.case((can_be_converted(value), characters)), "bytes": stored_size(value)}
+        return {"size": sa.case((can_be_converted(value), number)), "bytes": stored_size(value)}
     if column.form == "text":
-        stored = sa.func.octet_length(text, type_=sa.Integer())
-        return {"size": sa.case((stored <= _COUNTED, characters)), "bytes": stored}
-    return {"bytes": sa.func.octet_length(value, type_=sa.Integer())} if column.form == "bytes" else {}
+        stored = octets(text)
+        return {"size": sa.case((stored <= _COUNTED, number)), "bytes": stored}
+    return {"bytes": octets(value)} if column.form == "bytes" else {}
 
 
 def _shown(column: JobColumn, number: int, row: Mapping[Any, Any]) -> ShownValue:
@@ -427,7 +435,7 @@ def _redacted_reasons(columns: JobColumns) -> set[str]:
 
 def _cancellation(session: Session, spec: QueueSpec, key: Key) -> datetime | None:
     control = spec.side_tables[CONTROL]
-    parts = [sa.cast(sa.literal(part, column.type), column.type) for part, column in zip(key, spec.keys, strict=True)]
+    parts = [converted(sa.literal(part, column.type), column.type) for part, column in zip(key, spec.keys, strict=True)]
     same = control.c.key == key_json(parts)
     requested = sa.select(control.c.created_at).where(control.c.queue == spec.name, same)
     found: datetime | None = session.scalar(requested, bind_arguments={"mapper": spec.mapper})

@@ -19,6 +19,7 @@ from sqlalchemy.types import TypeEngine
 from sqlaqueue.postgresql.facts import Form
 from sqlaqueue.queue.options import STATES
 from sqlaqueue.queue.spec import QueueSpec
+from sqlaqueue.web.data.engines import plain_type
 from sqlaqueue.web.data.reader import ParameterError
 
 Kind = Literal[
@@ -171,10 +172,8 @@ def state_of(spec: QueueSpec, status: sa.ColumnElement[Any]) -> sa.ColumnElement
 
 
 def stored_type(type_: TypeEngine[Any]) -> TypeEngine[Any]:
-    # Interval is one that stores moments, but for databases that have intervals.
-    while isinstance(type_, sa.types.TypeDecorator) and not isinstance(type_, sa.Interval):
-        type_ = type_.impl_instance
-    return type_
+    found: TypeEngine[Any] = plain_type(type_)
+    return found
 
 
 def kind_of_type(type_: TypeEngine[Any]) -> Kind:

@@ -34,7 +34,8 @@ import sqlalchemy as sa
 
 from sqlaqueue.admin.jobs import kind_of, message_of
 from sqlaqueue.admin.state import has_leases
-from sqlaqueue.sql.portable import clock, earlier
+from sqlaqueue.sql.portable import clock, converted, earlier
+from sqlaqueue.web.data.engines import contains, starts_with, text_at, typed_text, without_zone
 from sqlaqueue.web.data.job_columns import JobColumn, JobColumns, Kind, choices_of, kind_of_type, states_of, stored_type
 from sqlaqueue.web.data.reader import ParameterError
 
@@ -120,27 +121,21 @@ class Condition:
         if self.operator == "last":
             return self._within(expression)
         if self.operator == JSON:
-            document: Any = sa.type_coerce(expression, sa.JSON())
-            at_path: sa.ColumnElement[str] = document[self.path].as_string()
-            return at_path == sa.literal(self.text, sa.Text())
+            return text_at(expression, self.path) == sa.literal(self.text, sa.Text())
         value = typed(self.column, self.text, self.parameter)
         plain = sa.type_coerce(expression, value.type)
         if self.operator in {"starts", "contains"}:
-            return self._has_part(sa.cast(plain, sa.Text()), value)
+            holds = starts_with if self.operator == "starts" else contains
+            return holds(converted(plain, sa.Text()), value)
         if self.operator == "min":
             return plain >= value
         return plain <= value if self.operator == "max" else plain == value
-
-    def _has_part(self, text: sa.ColumnElement[str], part: sa.ColumnElement[Any]) -> sa.ColumnElement[bool]:
-        if self.operator == "starts":
-            return sa.func.starts_with(text, part, type_=sa.Boolean())
-        return sa.func.strpos(sa.func.lower(text), sa.func.lower(part), type_=sa.Integer()) > 0
 
     def _within(self, expression: sa.ColumnElement[Any]) -> sa.ColumnElement[bool]:
         since = earlier(clock(), span_of(self.text, self.parameter))
         if self.column.kind == "naive_moment":
             # As what is typed into the other fields: such a column has times in UTC.
-            since = sa.func.timezone(sa.literal("UTC", sa.Text()), since, type_=sa.DateTime())
+            since = without_zone(since)
         return sa.type_coerce(expression, since.type) >= since
 
 
@@ -323,8 +318,8 @@ def typed_as(  # noqa: C901, PLR0911, PLR0912 - one for each kind
             return sa.literal(_integer(text, parameter), sa.BigInteger())
         case "number":
             # The text itself, as a float would not be exact. A number of another type is no value of a float column.
-            number = sa.literal(str(_number(text, parameter)), sa.Text())
-            return sa.cast(number, stored if isinstance(stored, sa.Float) else sa.Numeric())
+            number = str(_number(text, parameter))
+            return typed_text(number, stored if isinstance(stored, sa.Float) else sa.Numeric())
         case "boolean":
             if text not in {"true", "false"}:
                 raise ParameterError(parameter, "use true or false")
@@ -333,9 +328,9 @@ def typed_as(  # noqa: C901, PLR0911, PLR0912 - one for each kind
             choices = choices_of(stored)
             if text not in choices:
                 raise ParameterError(parameter, f"use one of {', '.join(choices)}"[:500])
-            return sa.cast(sa.literal(text, sa.Text()), stored)
+            return typed_text(text, stored)
         case "uuid":
-            return sa.cast(sa.literal(str(_uuid(text, parameter)), sa.Text()), sa.Uuid())
+            return typed_text(str(_uuid(text, parameter)), sa.Uuid())
         case "moment":
             return sa.literal(_moment(text, parameter), sa.DateTime(timezone=True))
         case "naive_moment":
@@ -348,7 +343,7 @@ def typed_as(  # noqa: C901, PLR0911, PLR0912 - one for each kind
             return sa.literal(_bytes(text, parameter), sa.LargeBinary())
         case _:
             # The database converts it, or refuses it.
-            return sa.cast(sa.literal(text, sa.Text()), stored)
+            return typed_text(text, stored)
 
 
 def _check_text(parameter: str, text: str, longest: int = _LONGEST) -> None:

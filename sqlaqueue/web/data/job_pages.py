@@ -15,9 +15,10 @@ import sqlalchemy as sa
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.orm import Session
 
-from sqlaqueue.postgresql.catalog_indexes import SETTINGS
 from sqlaqueue.queue.options import FINISHED
 from sqlaqueue.sql.engine import sqlstate
+from sqlaqueue.sql.portable import filtered
+from sqlaqueue.web.data.engines import pages_of
 from sqlaqueue.web.data.job import has_one_of, letter_of
 from sqlaqueue.web.data.job_columns import JobColumn, JobColumns, kind_of_type, states_of
 from sqlaqueue.web.data.job_filters import JobsWanted, lists_of, parse_filter, typed_as
@@ -223,7 +224,7 @@ def read_page(session: Session, request: ListRequest, size: int = PAGE, longest:
     source = source_of(wanted.columns, wanted)
     parts = source.parts()
     orders = orders_of(session, source, parts)
-    reader = JobReader(session, Windows(source, parts, Results(shown, longest)), orders)
+    reader = JobReader(session, _windows(orders, Results(shown, longest)), orders)
     order, sorts = _order(reader, request)
     backwards = request.before is not None
     parameter = "before" if backwards else "after"
@@ -266,8 +267,12 @@ def read_rows(session: Session, columns: JobColumns, keys: Sequence[str], shown:
 
 def set_planner(session: Session, columns: JobColumns) -> None:
     """Keep the server from plans that read a table whole, until the transaction ends."""
-    calls = [sa.func.set_config(name, value, sa.true()) for name, value in SETTINGS.items()]
-    session.execute(sa.select(*calls), bind_arguments={"mapper": columns.spec.mapper})
+    mapper = columns.spec.mapper
+    pages_of(session, mapper).set_planner(session, {"mapper": mapper})
+
+
+def _windows(orders: Orders, results: Results) -> Windows:
+    return Windows(orders.source, orders.parts, results, orders.pages.merges_parts)
 
 
 def _order(reader: JobReader, request: ListRequest) -> tuple[JobOrder, list[str]]:
@@ -385,7 +390,8 @@ def count_states(session: Session, wanted: JobsWanted) -> dict[str | None, Count
     for state in states:
         source = source_of(wanted.columns, wanted.of(state))
         parts = source.parts()
-        counted = _Counted(state, orders_of(session, source, parts), Windows(source, parts, Results(())))
+        orders = orders_of(session, source, parts)
+        counted = _Counted(state, orders, _windows(orders, Results(())))
         found = _by_index(session, counted)
         if found is None:
             rest.setdefault(source.table, []).append(counted)
@@ -401,7 +407,8 @@ def count_list(session: Session, wanted: JobsWanted) -> Count:
     set_planner(session, wanted.columns)
     source = source_of(wanted.columns, wanted)
     parts = source.parts()
-    counted = _Counted(wanted.listed, orders_of(session, source, parts), Windows(source, parts, Results(())))
+    orders = orders_of(session, source, parts)
+    counted = _Counted(wanted.listed, orders, _windows(orders, Results(())))
     return _by_index(session, counted) or _in_window(session, [counted])[wanted.listed]
 
 
@@ -409,7 +416,7 @@ def _by_index(session: Session, counted: _Counted) -> Count | None:
     windows, source, candidates = counted.windows, counted.windows.source, counted.orders.served()
     whole = next((some for some in candidates if len(some) == len(windows.parts)), None)
     reader = JobReader(session, windows, counted.orders)
-    few = source.few(WINDOW + 1)
+    few = reader.few()
     if whole is not None or not windows.parts:
         served = whole or []
         clauses = clauses_of(served)
@@ -432,7 +439,7 @@ def _by_index(session: Session, counted: _Counted) -> Count | None:
     jobs = source.expose(examined.rows, examined.stored)
     matches = sa.and_(sa.true(), *windows.outside(served, jobs))
     number = sa.func.count()
-    row = _row(session, source, sa.select(number, number.filter(matches)).select_from(jobs.rows))
+    row = _row(session, source, sa.select(number, filtered(number, matches)).select_from(jobs.rows))
     return Count.of(row[1], is_complete=row[0] <= WINDOW)
 
 
@@ -445,7 +452,7 @@ def _in_window(session: Session, some: Sequence[_Counted]) -> dict[str | None, C
     examined = windows.examine(fixed, order.columns, (), WINDOW + 1, numbered=False)
     jobs = source.expose(examined.rows, examined.stored)
     number = sa.func.count()
-    numbers = [number.filter(sa.and_(sa.true(), *each.windows.outside((), jobs))) for each in some]
+    numbers = [filtered(number, sa.and_(sa.true(), *each.windows.outside((), jobs))) for each in some]
     row = _row(session, source, sa.select(number, *numbers).select_from(jobs.rows))
     is_complete = row[0] <= WINDOW
     return {each.state: Count.of(found, is_complete=is_complete) for each, found in zip(some, row[1:], strict=True)}

@@ -17,17 +17,17 @@ import sqlalchemy as sa
 from sqlalchemy.orm import Session
 
 from sqlaqueue._typing import AnySelect
-from sqlaqueue.postgresql.catalog_indexes import ordered_indexes
-from sqlaqueue.postgresql.catalog_text import table_oid
 from sqlaqueue.postgresql.due_times import due_keys
 from sqlaqueue.postgresql.facts import OrderedIndex
 from sqlaqueue.postgresql.side_tables import key_json, stored_rows
 from sqlaqueue.queue.names import DEAD_LETTER
+from sqlaqueue.sql.portable import nulls_first, nulls_last
 from sqlaqueue.sql.types import object_name
 from sqlaqueue.strategies.attach import index_name
 from sqlaqueue.strategies.delete_returning import MessageStrategy
 from sqlaqueue.strategies.delete_row import stored_columns
 from sqlaqueue.strategies.update_status import has_expired
+from sqlaqueue.web.data.engines import Pages, pages_of
 from sqlaqueue.web.data.job_columns import OTHER, JobColumn, JobColumns, state_of, states_of
 from sqlaqueue.web.data.job_filters import TOLD_BY, Condition, JobsWanted
 
@@ -263,7 +263,7 @@ KEPT = 60.0
 PROBED = 3
 """The number of indexes of which it is counted whether they leave few rows."""
 
-_known = weakref.WeakKeyDictionary[sa.Engine, dict[int, tuple[float, Sequence[OrderedIndex]]]]()
+_known = weakref.WeakKeyDictionary[sa.Engine, dict[Any, tuple[float, Sequence[OrderedIndex]]]]()
 
 
 @dataclass(frozen=True, eq=False)
@@ -276,11 +276,11 @@ class OrderColumn:
     def reversed(self) -> OrderColumn:
         return replace(self, is_descending=not self.is_descending, nulls_first=not self.nulls_first)
 
-    def by(self, value: sa.ColumnElement[Any]) -> sa.UnaryExpression[Any]:
+    def by(self, value: sa.ColumnElement[Any]) -> sa.ColumnElement[Any]:
         direction = value.desc() if self.is_descending else value.asc()
         if not self.is_nullable:
             return direction
-        return direction.nulls_first() if self.nulls_first else direction.nulls_last()
+        return nulls_first(direction) if self.nulls_first else nulls_last(direction)
 
 
 @dataclass(frozen=True, eq=False)
@@ -317,8 +317,10 @@ class JobOrder:
 
 
 class Orders:
-    def __init__(self, source: Source, parts: Sequence[FilterPart], indexes: Sequence[OrderedIndex]) -> None:
-        self.source, self.parts = source, parts
+    def __init__(
+        self, source: Source, parts: Sequence[FilterPart], indexes: Sequence[OrderedIndex], pages: Pages
+    ) -> None:
+        self.source, self.parts, self.pages = source, parts, pages
         self.indexes = [each for each in indexes if not each.is_partial or source.implies(each.name)]
         self._equal = {part.column.name for part in parts if part.column is not None and part.is_equality}
         self._ranges = {part.column.name for part in parts if part.column is not None and not part.is_equality}
@@ -453,19 +455,20 @@ def _keys(columns: Sequence[sa.Column[Any]], *, is_descending: bool) -> tuple[Or
 def orders_of(session: Session, source: Source, parts: Sequence[FilterPart]) -> Orders:
     connection = session.connection(bind_arguments={"mapper": source.spec.mapper})
     # Within a transaction a name leads to the same table; a page asks several times.
-    ids: dict[sa.Table, int | None] = session.info.setdefault(_TABLE_IDS, {})
+    pages = pages_of(session, source.spec.mapper)
+    ids: dict[sa.Table, Any] = session.info.setdefault(_TABLE_IDS, {})
     if source.table not in ids:
-        ids[source.table] = table_oid(connection, source.table)
+        ids[source.table] = pages.table_id(connection, source.table)
     number = ids[source.table]
     if number is None:
-        return Orders(source, parts, [])
+        return Orders(source, parts, [], pages)
     known = _known.setdefault(connection.engine, {})
     until, indexes = known.get(number, (0.0, ()))
     if time.monotonic() >= until:
         mapped = {column.name for column in source.table.c}
-        indexes = [_until_unmapped(each, mapped) for each in ordered_indexes(connection, number)]
+        indexes = [_until_unmapped(each, mapped) for each in pages.ordered_indexes(connection, number)]
         known[number] = time.monotonic() + KEPT, indexes
-    return Orders(source, parts, indexes)
+    return Orders(source, parts, indexes, pages)
 
 
 def _until_unmapped(index: OrderedIndex, mapped: set[str]) -> OrderedIndex:

@@ -16,8 +16,8 @@ import sqlalchemy as sa
 from sqlalchemy.orm import Session
 
 from sqlaqueue._typing import AnySelect
-from sqlaqueue.postgresql.catalog_indexes import shown_text, stored_size
 from sqlaqueue.queue.run import key_text
+from sqlaqueue.web.data.engines import shown_text, stored_size, text_of, typed_text
 from sqlaqueue.web.data.job_columns import JobColumn, kind_of_type, stored_type
 from sqlaqueue.web.data.job_sources import Exposed, Few, FilterPart, JobOrder, OrderColumn, Orders, Source
 
@@ -73,7 +73,7 @@ class Results:
 
     def columns(self, jobs: Exposed, position: Sequence[sa.ColumnElement[Any]]) -> list[sa.ColumnElement[Any]]:
         found: list[sa.ColumnElement[Any]] = [jobs.state.label("state")]
-        found += [sa.cast(key, sa.Text()).label(f"key_{number}") for number, key in enumerate(jobs.keys)]
+        found += [text_of(key).label(f"key_{number}") for number, key in enumerate(jobs.keys)]
         found += [exact_text(value).label(f"position_{number}") for number, value in enumerate(position)]
         for number, column in enumerate(self.shown):
             if column.is_redacted or column.kind == "state":
@@ -110,7 +110,7 @@ def exact_text(value: sa.ColumnElement[Any]) -> sa.ColumnElement[str]:
     """Return a value as a text from which the database reads the same value, whatever the settings of the session."""
     if kind_of_type(value.type) in {"moment", "naive_moment", "date"}:
         return shown_text(value, "moment", SHOWN)
-    return sa.cast(value, sa.Text())
+    return text_of(value)
 
 
 WINDOW = 10_000
@@ -132,7 +132,7 @@ class Examined:
 def value_of(column: sa.Column[Any], text: str) -> sa.ColumnElement[Any]:
     if kind_of_type(column.type) == "integer":
         return sa.literal(int(text), sa.BigInteger())
-    return sa.cast(sa.literal(text, sa.Text()), stored_type(column.type))
+    return typed_text(text, stored_type(column.type))
 
 
 def equal(column: sa.Column[Any], value: sa.ColumnElement[Any], text: str | None) -> sa.ColumnElement[bool]:
@@ -177,6 +177,8 @@ class Windows:
     source: Source
     parts: Sequence[FilterPart]
     results: Results
+    merges: bool = True
+    """Whether the server merges parts of an index; otherwise one condition has all of them."""
 
     def examine(
         self,
@@ -198,7 +200,9 @@ class Windows:
         def part(alternative: Sequence[sa.ColumnElement[bool]]) -> AnySelect:
             return sa.select(*columns).where(*clauses, *alternative).order_by(*order).limit(limit)
 
-        if len(alternatives) > 1:
+        if len(alternatives) > 1 and not self.merges:
+            rows = part([sa.or_(*(sa.and_(*each) for each in alternatives))]).subquery("sqlaqueue_examined")
+        elif len(alternatives) > 1:
             # The server merges the parts, as each is in the order of the index. Without ORDER BY of its own, each would
             # be read as a whole and sorted.
             parts = sa.union_all(*map(part, alternatives)).subquery("sqlaqueue_parts")
@@ -324,7 +328,7 @@ class JobReader:
             return self._sorted(clauses_of(narrow), narrow, order.all, position, need)
         is_served = all(part in self.served_by(order) for part in self.windows.parts if part.is_of_list)
         is_due = source.wanted.only == "due"
-        few = None if is_due and is_served else source.few(WINDOW + 1)
+        few = None if is_due and is_served else self.few()
         if few is None:
             return self._in_order(order, position, need)
         number = self.counts(few)
@@ -334,6 +338,9 @@ class JobReader:
         if number <= WINDOW and found.stop is not None and len(found.jobs) < need:
             return self._sorted([source.is_among(few.keys)], [], order.all, position, need)
         return found
+
+    def few(self) -> Few | None:
+        return self.windows.source.few(WINDOW + 1) if self.orders.pages.finds_due else None
 
     def _in_order(self, order: JobOrder, position: Texts | None, need: int) -> FoundJobs:
         return (self._walked if order.is_total else self._grouped)(order, position, need)

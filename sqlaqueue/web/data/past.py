@@ -13,8 +13,8 @@ from sqlaqueue._typing import AnySelect
 from sqlaqueue.queue.names import ATTEMPT
 from sqlaqueue.queue.options import FINISHED
 from sqlaqueue.queue.spec import QueueSpec
-from sqlaqueue.sql.portable import clock
-from sqlaqueue.sql.types import period
+from sqlaqueue.sql.portable import clock, converted, earlier, greatest, seconds_between
+from sqlaqueue.web.data.engines import begin_of_period
 from sqlaqueue.web.data.reader import Fix, QueueReader, Unavailable, attempt_history_fix, finished_index_fix
 
 _MOMENT = sa.DateTime(timezone=True)
@@ -60,7 +60,7 @@ class FinishedJobs:
     def _attempts(self, span: timedelta, limit: int) -> AnySelect:
         table = self.spec.side_tables[ATTEMPT]
         names = ("outcome", "started_at", "ended_at", "error", "key", "attempt")
-        recent = sa.and_(table.c.queue == self.spec.name, table.c.ended_at >= clock() - span)
+        recent = sa.and_(table.c.queue == self.spec.name, table.c.ended_at >= earlier(clock(), span))
         found = sa.select(*(table.c[name] for name in names)).where(recent)
         return found.order_by(table.c.ended_at.desc()).limit(limit)
 
@@ -68,7 +68,7 @@ class FinishedJobs:
         spec = self.spec
         finished, status = spec.columns["finished_at"], spec.columns["status"]
         outcome: sa.ColumnElement[Any] = sa.literal(state, sa.Text())
-        conditions = [finished >= clock() - span]
+        conditions = [finished >= earlier(clock(), span)]
         if state is None:
             pairs = [(status == spec.literal(each), sa.literal(each, sa.Text())) for each in self.states]
             outcome = sa.case(*pairs, else_=sa.null())
@@ -78,7 +78,7 @@ class FinishedJobs:
         columns = [
             outcome.label("outcome"),
             _moment(spec, "started_at").label("started_at"),
-            sa.cast(finished, _MOMENT).label("ended_at"),
+            converted(finished, _MOMENT).label("ended_at"),
             (spec.columns["last_error"] if spec.has("last_error") else sa.null()).label("error"),
             due_at(spec).label("due_at"),
         ]
@@ -121,11 +121,11 @@ def due_at(spec: QueueSpec) -> sa.ColumnElement[Any]:
     """Return when a job that has not been retried since could run first: when it was enqueued, or was due."""
     moments = [_moment(spec, role) for role in ("created_at", "run_at") if spec.has(role)]
     # GREATEST leaves NULL out: a job without run_at is due at once.
-    return sa.func.greatest(*moments) if moments else sa.cast(sa.null(), _MOMENT)
+    return greatest(*moments, type_=_MOMENT) if moments else converted(sa.null(), _MOMENT)
 
 
 def _moment(spec: QueueSpec, role: str) -> sa.ColumnElement[Any]:
-    return sa.cast(spec.columns[role] if spec.has(role) else sa.null(), _MOMENT)
+    return converted(spec.columns[role] if spec.has(role) else sa.null(), _MOMENT)
 
 
 SAMPLE = 2_000
@@ -176,7 +176,7 @@ def read_durations(
         return Durations(waits=lacking, runs=lacking)
     jobs = found.newest(within, SAMPLE).subquery("sqlaqueue_newest")
     ran = jobs.c.outcome.in_(_RUNS)
-    runs = _read(reader, sa.select(_seconds(jobs.c.ended_at - jobs.c.started_at).label("seconds")).where(ran))
+    runs = _read(reader, sa.select(_seconds(jobs.c.started_at, jobs.c.ended_at).label("seconds")).where(ran))
     return Durations(waits=_waits(reader, found, within), runs=runs)
 
 
@@ -187,27 +187,36 @@ def _waits(reader: QueueReader, found: FinishedJobs, within: timedelta) -> Perce
         return Unavailable(reason=reason, fixes=(_add_role(spec, "created_at"),))
     if found.source == "jobs":
         jobs = found.newest(within, SAMPLE).subquery("sqlaqueue_newest")
-        return _read(reader, sa.select(_seconds(jobs.c.started_at - jobs.c.due_at).label("seconds")))
+        return _read(reader, sa.select(_seconds(jobs.c.due_at, jobs.c.started_at).label("seconds")))
     if not spec.strategy.keeps_rows or spec.config.on_complete == "delete":
         reason = "The rows of completed jobs are deleted, and with them the time when they were enqueued."
         return Unavailable(reason=reason)
     if not spec.has("attempts"):
         reason = f"{spec.model.__name__} leaves out the queue attribute 'attempts', which tells the last attempt."
         return Unavailable(reason=reason, fixes=(_add_role(spec, "attempts"),))
-    return _read(reader, _waits_of_attempts(spec, found, within))
+    if not reader.pages.has_lateral and not all(isinstance(key.type, sa.Integer | sa.String) for key in spec.keys):
+        reason = f"On {reader.pages.title} the rows of attempts are looked up by keys that are numbers or texts."
+        return Unavailable(reason=reason)
+    return _read(reader, _waits_of_attempts(spec, found, within, is_lateral=reader.pages.has_lateral))
 
 
-def _waits_of_attempts(spec: QueueSpec, found: FinishedJobs, within: timedelta) -> AnySelect:
+def _waits_of_attempts(spec: QueueSpec, found: FinishedJobs, within: timedelta, *, is_lateral: bool) -> AnySelect:
     """Return the wait of the last attempts of jobs, whose rows still say when they were due."""
     newest = found.newest(within, JOINED).subquery("sqlaqueue_newest")
     key: Any = newest.c.key
     same = [column == sa.cast(key[number].as_string(), column.type) for number, column in enumerate(spec.keys)]
     is_last = sa.func.coalesce(spec.columns["attempts"], 1) == newest.c.attempt
+    if not is_lateral:
+        due = due_at(spec)
+        seconds = _seconds(due, newest.c.started_at).label("seconds")
+        is_of_this_time = newest.c.started_at >= earlier(due, _SLACK)
+        joined = newest.join(spec.table, sa.and_(*same, is_last))
+        return sa.select(seconds).select_from(joined).where(newest.c.outcome.in_(_LAST_RUNS), is_of_this_time)
     # A LIMIT keeps the planner from a join that reads the whole table.
     row = sa.select(due_at(spec).label("due_at")).where(*same, is_last).limit(1).lateral("sqlaqueue_job")
-    seconds = _seconds(newest.c.started_at - row.c.due_at).label("seconds")
+    seconds = _seconds(row.c.due_at, newest.c.started_at).label("seconds")
     # A job that was requeued has had attempts of the same numbers before, when it was due at other times.
-    is_of_this_time = newest.c.started_at >= row.c.due_at - _SLACK
+    is_of_this_time = newest.c.started_at >= earlier(row.c.due_at, _SLACK)
     return (
         sa.select(seconds)
         .select_from(newest.join(row, sa.true()))
@@ -216,21 +225,15 @@ def _waits_of_attempts(spec: QueueSpec, found: FinishedJobs, within: timedelta) 
 
 
 def _read(reader: QueueReader, durations: AnySelect) -> Percentiles | None:
-    seconds = durations.subquery("sqlaqueue_durations").c.seconds
-    # Two clocks, or two transactions, may differ by a moment.
-    positive = sa.func.greatest(seconds, 0)
-    shares = sa.literal([0.5, 0.95, 0.99], sa.ARRAY(sa.Float()))
-    percentiles = sa.func.percentile_cont(shares).within_group(positive)
-    query = sa.select(sa.func.count(seconds), sa.func.max(positive), sa.type_coerce(percentiles, sa.ARRAY(sa.Float())))
-    number, longest, values = reader.execute(query.where(seconds.is_not(None))).one()
+    number, longest, values = reader.pages.percentiles(reader.execute, durations)
     if not number:
         return None
     p50, p95, p99 = values
     return Percentiles(p50=p50, p95=p95, p99=p99, longest=longest, number=number)
 
 
-def _seconds(interval: sa.ColumnElement[Any]) -> sa.ColumnElement[float]:
-    return sa.cast(sa.extract("epoch", interval), sa.Double())
+def _seconds(since: sa.ColumnElement[Any], until: sa.ColumnElement[Any]) -> sa.ColumnElement[float]:
+    return converted(seconds_between(since, until), sa.Double())
 
 
 def _add_role(spec: QueueSpec, role: str) -> Fix:
@@ -348,7 +351,7 @@ def read_throughput(
         return found
     jobs = found.newest(span.length, limit).subquery("sqlaqueue_newest")
     # The shortest ones, from which longer ones are made once it is known which part of the span was read.
-    begins = period(span.buckets[0], jobs.c.ended_at).label("begins")
+    begins = begin_of_period(span.buckets[0], jobs.c.ended_at).label("begins")
     first = sa.func.min(jobs.c.ended_at)
     counted = sa.select(begins, jobs.c.outcome, sa.func.count(), first).group_by(begins, jobs.c.outcome)
     rows = reader.execute(counted).all()

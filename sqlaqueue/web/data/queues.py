@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import json
 import math
@@ -35,7 +36,6 @@ from sqlaqueue.admin.state import (
     workers,
 )
 from sqlaqueue.exc import ConfigurationError, StatementError
-from sqlaqueue.postgresql.catalog import missing_tables
 from sqlaqueue.postgresql.catalog_text import describe_session
 from sqlaqueue.postgresql.facts import HorizonHolders, IndexSize, PlanNode, StatementPlan, TableStatistics
 from sqlaqueue.postgresql.plans import explain
@@ -47,9 +47,10 @@ from sqlaqueue.schedules.recurrence import Recurrence, ScheduleTables
 from sqlaqueue.schedules.schedule import Schedule, from_json
 from sqlaqueue.web.data import failures as failed_jobs
 from sqlaqueue.web.data import past
+from sqlaqueue.web.data.engines import pages_of
 from sqlaqueue.web.data.history import History, end_of, has_statistics, newest_minute, read_history
 from sqlaqueue.web.data.job_columns import parse_exact
-from sqlaqueue.web.data.reader import Memory, Part, QueueReader, Unavailable
+from sqlaqueue.web.data.reader import Memory, Part, QueueReader, Unavailable, attempt_part
 
 _LOCK_TIMEOUT = "200ms"
 """A claim passes over locked rows. What it may still wait for is a lock of the whole table."""
@@ -70,6 +71,8 @@ class ClaimPlan:
 
 
 def read_index_findings(session: Session, spec: QueueSpec) -> list[Finding]:
+    if not pages_of(session, spec.mapper).has_plans:
+        return []
     names = {str(index.name) for index in spec.claim_indexes}
     found = examine(session, [spec.model], lambda _: (*COMPLETE, check_indexes))
     return [each for each in found if each.code == "check_failed" or each.facts.get("index") in names]
@@ -81,6 +84,9 @@ def measure_claim(session: Session, spec: QueueSpec) -> ClaimPlan | Unavailable:
     Workers that claim meanwhile pass over the jobs that it has locked, as over those of any other worker, and find them
     again with their next poll.
     """
+    why_not = _no_plans(session, spec)
+    if why_not is not None:
+        return why_not
     connection = session.connection(bind_arguments=bind_arguments(spec.model))
     connection.execute(sa.select(sa.func.set_config("lock_timeout", _LOCK_TIMEOUT, sa.true())))
     # In a savepoint, so that nothing is left of it whatever the caller does.
@@ -104,6 +110,14 @@ def plan_claim(session: Session, spec: QueueSpec, *, execute: bool = False) -> C
         indexes=_distinct(node.index for node in nodes),
         whole_tables=_distinct(node.relation for node in nodes if _reads_all(node) and node.relation in tables),
     )
+
+
+def _no_plans(session: Session, spec: QueueSpec) -> Unavailable | None:
+    pages = pages_of(session, spec.mapper)
+    if pages.has_plans:
+        return None
+    reason = f"{pages.title} does not tell how many pages of the table a claim reads; PostgreSQL does."
+    return Unavailable(reason=reason)
 
 
 def _reads_all(node: PlanNode) -> bool:
@@ -262,7 +276,7 @@ def read_schedules(session: Session, spec: QueueSpec, queues: Iterable[str]) -> 
     tables = ScheduleTables.look_up(spec)
     connection = session.connection(bind_arguments=bind_arguments(spec.model))
     # A program without schedules need not have the tables.
-    if missing_tables(connection, [tables.schedules]):
+    if not pages_of(session, spec.mapper).has_table(connection, tables.schedules):
         return []
     wanted = set(queues)
     return [each for each in read_all(session, spec.model) if each.queue in wanted]
@@ -371,6 +385,20 @@ class Horizon:
     holders: Sequence[Holder]
     hidden: int
     """How many sessions the role may not see into."""
+
+
+def read_server(
+    session: Session, spec: QueueSpec, *, names_holders: bool
+) -> tuple[Part[list[QueueTable]], Part[Horizon]]:
+    """Return the tables of a queue, and what keeps their dead rows; problems on a database that tells neither."""
+    pages = pages_of(session, spec.mapper)
+    if not pages.has_plans:
+        return (
+            Part(problem=f"{pages.title} has no statistics of its own about tables and indexes; PostgreSQL has."),
+            Part(problem=f"No transaction keeps dead rows for VACUUM on {pages.title}; this is about PostgreSQL."),
+        )
+    horizon = functools.partial(read_horizon, names_holders=names_holders)
+    return attempt_part(session, read_tables, spec), attempt_part(session, horizon, spec)
 
 
 def read_tables(session: Session, spec: QueueSpec) -> list[QueueTable]:
@@ -523,7 +551,7 @@ def save_schedule(session: Session, spec: QueueSpec, form: ScheduleForm, is_hidd
     :raises StatementError: if the queue has no such schedule.
     """
     connection = session.connection(bind_arguments=bind_arguments(spec.model))
-    if missing_tables(connection, [ScheduleTables.look_up(spec).schedules]):
+    if not pages_of(session, spec.mapper).has_table(connection, ScheduleTables.look_up(spec).schedules):
         text = "The database has no table of schedules. Give the queue class to a Scheduler, and migrate the database."
         return replace(form, problem=text)
     # Before the block: an error would name the schedules of queues that the user may not see.

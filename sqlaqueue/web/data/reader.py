@@ -17,13 +17,11 @@ from sqlaqueue.admin.jobs import bind_arguments
 from sqlaqueue.consumer.core.errors import is_connection_lost
 from sqlaqueue.exc import SqlaqueueError
 from sqlaqueue.postgresql.catalog_text import quoted, table_name
-from sqlaqueue.postgresql.plans import explain
-from sqlaqueue.postgresql.server import table_statistics
 from sqlaqueue.queue.options import FINISHED
 from sqlaqueue.queue.spec import QueueSpec
 from sqlaqueue.sql.engine import sqlstate
-from sqlaqueue.sql.portable import clock
 from sqlaqueue.sql.types import object_name
+from sqlaqueue.web.data.engines import Pages, pages_of
 
 
 class ParameterError(ValueError):
@@ -108,9 +106,6 @@ _PLANS = {"enable_bitmapscan": "off", "enable_seqscan": "off", "enable_sort": "o
 """With them the first entries of an index are read in its order wherever there is such an index, whatever the planner's
 statistics say. Where there is none, the cost of the plan would make the server compile it, which takes long."""
 
-_INDEX_SCANS = {"Index Scan", "Index Only Scan"}
-_SORTS = {"Sort", "Incremental Sort"}
-
 
 REMEMBERED = 60.0
 """For how many seconds it is remembered which indexes there are, and whether a table is small."""
@@ -132,9 +127,12 @@ class QueueReader:
     def begin(cls, session: Session, spec: QueueSpec, memory: Memory | None = None) -> QueueReader:
         """Return the reader of a queue, and set what it needs until the end of the transaction."""
         settings = {**_PLANS, "lock_timeout": _LOCK_TIMEOUT}
-        calls = [sa.func.set_config(name, value, sa.true()) for name, value in settings.items()]
-        row: Any = session.execute(sa.select(clock(), *calls), bind_arguments=bind_arguments(spec.model)).one()
-        return cls(session, spec, row[0].astimezone(UTC), {} if memory is None else memory)
+        now = pages_of(session, spec.mapper).begin(session, settings, bind_arguments(spec.model))
+        return cls(session, spec, now.astimezone(UTC), {} if memory is None else memory)
+
+    @property
+    def pages(self) -> Pages:
+        return pages_of(self.session, self.spec.mapper)
 
     def part(self, read: Callable[[], T]) -> Part[T]:
         if self.has_given_up:
@@ -153,10 +151,7 @@ class QueueReader:
 
     @property
     def is_small(self) -> bool:
-        return self._remembered(
-            "small",
-            lambda: sum(each.size for each in table_statistics(self.connection, self.spec.table)) <= SMALL_TABLE,
-        )
+        return self._remembered("small", lambda: self.pages.is_small(self.connection, self.spec.table, SMALL_TABLE))
 
     def is_bounded(self, question: str, statement: Any) -> bool:
         """Return whether a SELECT with a LIMIT reads no more rows than it returns, by its plan.
@@ -165,14 +160,7 @@ class QueueReader:
 
         :param question: a name of the statement, by which the answer is remembered.
         """
-
-        def ask() -> bool:
-            nodes = [*explain(self.connection, statement).root.nodes()]
-            reads = (node for node in nodes if node.relation is not None)
-            by_index = all(node.kind in _INDEX_SCANS and not node.filtered for node in reads)
-            return by_index and not any(node.kind in _SORTS for node in nodes)
-
-        return self._remembered(question, ask)
+        return self._remembered(question, lambda: self.pages.is_bounded(self.connection, statement))
 
     def _remembered(self, question: str, ask: Callable[[], bool]) -> bool:
         key, now = (self.spec.name, question), time.monotonic()

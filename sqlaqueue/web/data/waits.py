@@ -14,10 +14,10 @@ import sqlalchemy as sa
 from sqlalchemy.orm import Session
 
 from sqlaqueue._typing import AnySelect
-from sqlaqueue.postgresql.catalog_indexes import shown_text
 from sqlaqueue.queue.options import FINISHED, STATES
 from sqlaqueue.queue.run import key_text
 from sqlaqueue.queue.spec import QueueSpec, WaitRelation
+from sqlaqueue.web.data.engines import shown_text, text_of
 from sqlaqueue.web.data.job import StoredJob, has_key, is_key
 from sqlaqueue.web.data.job_columns import OTHER, JobColumns, state_of
 from sqlaqueue.web.data.job_filters import parameter_of, parse_filter
@@ -222,7 +222,7 @@ def _first(
     # Errors are read of these only: the others may be long, and are not shown.
     rows = first.subquery("sqlaqueue_first")
     error = shown_text(rows.c.error, "text", SHOWN + 1) if "error" in rows.c else sa.cast(sa.null(), sa.Text())
-    found = sa.select(rows.c.state, error, *(sa.cast(rows.c[key.name], sa.Text()) for key in keys))
+    found = sa.select(rows.c.state, error, *(text_of(rows.c[key.name]) for key in keys))
     found = found.order_by(rows.c.place, *(rows.c[key.name] for key in keys))
     return [
         RelatedJob(spec, key_text(parts), state, _first_line(text))

@@ -373,9 +373,10 @@ def test_the_page_of_a_job_shows_what_it_waits_for(place: Place) -> None:
 def test_what_only_postgresql_can_tell_is_left_out_with_a_line(place: Place) -> None:
     title = {"sqlite": "SQLite", "mariadb": "MariaDB"}[place.name]
     text = place.text("/queues/email/claim")
-    assert f"{title} does not tell how many pages of the table a claim reads" in text
-    assert f"{title} has no statistics of its own about tables and indexes" in text
-    assert f"No transaction keeps dead rows for VACUUM on {title}" in text
+    assert f"The claim is measured on PostgreSQL only. Health says what is wrong with the indexes on {title}." in text
+    assert f"Sizes and dead rows are statistics of PostgreSQL, so there are none for {title}." in text
+    assert f"This is read from the catalogs of PostgreSQL. Health says what is wrong with {title}." in text
+    assert "Measure again" not in text
 
 
 def test_no_statement_is_one_that_only_postgresql_has(place: Place) -> None:

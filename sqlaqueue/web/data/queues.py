@@ -116,7 +116,7 @@ def _no_plans(session: Session, spec: QueueSpec) -> Unavailable | None:
     pages = pages_of(session, spec.mapper)
     if pages.has_plans:
         return None
-    reason = f"{pages.title} does not tell how many pages of the table a claim reads; PostgreSQL does."
+    reason = f"The claim is measured on PostgreSQL only. Health says what is wrong with the indexes on {pages.title}."
     return Unavailable(reason=reason)
 
 
@@ -389,16 +389,17 @@ class Horizon:
 
 def read_server(
     session: Session, spec: QueueSpec, *, names_holders: bool
-) -> tuple[Part[list[QueueTable]], Part[Horizon]]:
-    """Return the tables of a queue, and what keeps their dead rows; problems on a database that tells neither."""
+) -> tuple[Part[list[QueueTable] | Unavailable], Part[Horizon | Unavailable]]:
+    """Return the tables of a queue, and what keeps their dead rows; why not, of a database other than PostgreSQL."""
     pages = pages_of(session, spec.mapper)
     if not pages.has_plans:
-        return (
-            Part(problem=f"{pages.title} has no statistics of its own about tables and indexes; PostgreSQL has."),
-            Part(problem=f"No transaction keeps dead rows for VACUUM on {pages.title}; this is about PostgreSQL."),
-        )
-    horizon = functools.partial(read_horizon, names_holders=names_holders)
-    return attempt_part(session, read_tables, spec), attempt_part(session, horizon, spec)
+        sizes = f"Sizes and dead rows are statistics of PostgreSQL, so there are none for {pages.title}."
+        holders = f"This is read from the catalogs of PostgreSQL. Health says what is wrong with {pages.title}."
+        return Part(Unavailable(reason=sizes)), Part(Unavailable(reason=holders))
+    tables: Part[list[QueueTable] | Unavailable] = attempt_part(session, read_tables, spec)
+    horizon: Part[Horizon | Unavailable]
+    horizon = attempt_part(session, functools.partial(read_horizon, names_holders=names_holders), spec)
+    return tables, horizon
 
 
 def read_tables(session: Session, spec: QueueSpec) -> list[QueueTable]:

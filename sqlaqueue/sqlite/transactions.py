@@ -60,7 +60,7 @@ def begin_when_needed(engine: sa.Engine) -> None:
         reads = _is_read(text, context)
         locks = not reads or OWN_WORK.get() or (context is not None and WRITES_LATER in context.execution_options)
         if not driver.in_transaction:
-            if not _is_autocommit(connection):
+            if not is_autocommit(connection):
                 connection.exec_driver_sql("BEGIN IMMEDIATE" if locks else "BEGIN")
                 info[_ONLY_READS] = not locks
         elif info.get(_ONLY_READS) and not text.startswith("SAVEPOINT"):
@@ -99,7 +99,8 @@ def refuse_autocommit(connection: Any, *_: Any) -> None:
         raise ConfigurationError(msg)
 
 
-def _is_autocommit(connection: sa.Connection) -> bool:
+def is_autocommit(connection: sa.Connection) -> bool:
+    """Return whether each statement of a connection is committed by itself."""
     dialect: Any = connection.dialect
     options = (connection.get_execution_options(), connection.engine.get_execution_options())
     levels = [each["isolation_level"] for each in options if "isolation_level" in each]

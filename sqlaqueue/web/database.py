@@ -22,7 +22,7 @@ from sqlaqueue.consumer.core.waker import Deadlines
 from sqlaqueue.sessions import execute, makes_async, open_session, resolve_factory
 from sqlaqueue.web.data.reader import WITHOUT_SAVEPOINTS, PartFailedError
 from sqlaqueue.web.errors import Busy, ServiceUnavailable
-from sqlaqueue.web.limits import TransactionAccess, limit_transaction
+from sqlaqueue.web.limits import TransactionAccess, commits_each_statement, limit_transaction
 
 T = TypeVar("T")
 
@@ -189,8 +189,7 @@ def _limited(session: Session, limits: _Limits) -> Iterator[None]:
 
 def _check_transactions(connection: sa.Connection) -> None:
     """Refuse connections under AUTOCOMMIT: limits and locks would end with the statement that has set them."""
-    driver_connection: Any = connection.connection.dbapi_connection
-    if getattr(driver_connection, "autocommit", False) is True:
+    if commits_each_statement(connection):
         raise ServiceUnavailable(
             "The sessions of the dashboard commit each statement by itself (AUTOCOMMIT).",
             "Give it a sessionmaker of an engine with another isolation_level.",

@@ -11,6 +11,7 @@ from sqlalchemy import event
 
 from sqlaqueue.sql.engine import WRITES_LATER, engine_of
 from sqlaqueue.sql.types import check_dialect
+from sqlaqueue.sqlite.transactions import is_autocommit
 
 _STEPS = 2000
 """After how many steps of its machine SQLite asks whether to go on: some ten microseconds."""
@@ -18,6 +19,17 @@ _STEPS = 2000
 
 TransactionAccess = Literal["read", "read and lock", "write"]
 """What a transaction does. One that locks rows for a moment, where the database has such locks, is not read-only."""
+
+
+def commits_each_statement(connection: sa.Connection) -> bool:
+    """Return whether a connection is under AUTOCOMMIT."""
+    if connection.dialect.name == "sqlite":
+        return is_autocommit(connection)
+    # Of drivers for MariaDB, autocommit is a method.
+    if getattr(connection.connection.dbapi_connection, "autocommit", False) is True:
+        return True
+    asked: Any = getattr(connection.connection.driver_connection, "get_autocommit", None)
+    return asked is not None and bool(asked())
 
 
 def limit_transaction(connection: sa.Connection, seconds: float, access: TransactionAccess) -> None:

@@ -353,6 +353,26 @@ async def settings_of(place: Place, engine: Any) -> float:
         return float((await connection.execute(setting)).scalar_one())
 
 
+@pytest.mark.parametrize("api", ["sync", "async"])
+async def test_sessions_that_commit_each_statement_are_refused(place: Place, api: str) -> None:
+    """Limits and locks would end with the statement that has set them."""
+    if api == "sync":
+        engine: Any = prepare(sa.create_engine(place.url, isolation_level="AUTOCOMMIT"))
+        factory: Any = sessionmaker(engine)
+    else:
+        url = place.url.set(drivername=ASYNC[place.name])
+        engine = prepare(create_async_engine(url, isolation_level="AUTOCOMMIT"))
+        factory = async_sessionmaker(engine)
+    async with client(Dashboard(place.models, factory, access=everything)) as browser:
+        response = await browser.get("/queues/email/jobs")
+    assert response.status_code == 503
+    assert "commit each statement by itself (AUTOCOMMIT)" in response.text
+    if api == "sync":
+        engine.dispose()
+    else:
+        await engine.dispose()
+
+
 async def test_the_pages_work_with_sessions_of_asyncio(place: Place) -> None:
     place.add(place.email(1, **FULL), place.email(2))
     place.settle(fail, error="ValueError: no stock")

@@ -31,7 +31,7 @@ autodoc_member_order = "bysource"
 autodoc_typehints = "signature"
 autodoc_preserve_defaults = True
 
-myst_heading_anchors = 3
+myst_heading_anchors = 4
 myst_html_meta = {"description": str(sqlaqueue.__doc__).partition("\n")[0]}
 # As on GitHub, which draws a block of this language too.
 myst_fence_as_directive = ["mermaid"]

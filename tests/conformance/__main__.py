@@ -1,6 +1,6 @@
 """The table of engines and features, made from what the engines refuse and from the reasons of the suite.
 
-``python -m tests.conformance`` prints the table of docs/engines.md; with ``--write`` it writes the page.
+``python -m tests.conformance`` prints the table of docs/databases.md; with ``--write`` it writes the page.
 """
 
 import sys
@@ -23,7 +23,7 @@ from sqlaqueue.sqlite.prepare import SQLite
 from sqlaqueue.testing.conformance.engines import ENGINES, EngineUnderTest
 from tests.models import new_base
 
-PAGE = Path(__file__).parents[2] / "docs" / "engines.md"
+PAGE = Path(__file__).parents[2] / "docs" / "databases.md"
 BEGIN, END = "<!-- begin: python -m tests.conformance --write -->", "<!-- end -->"
 
 CONFIGS: Mapping[str, Mapping[str, Any]] = {

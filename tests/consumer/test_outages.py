@@ -356,7 +356,7 @@ def test_stricter_isolation_still_drains(bench: Bench, level: str) -> None:
 # -- producers and Consumers behind PgBouncer; a Consumer logs that it receives no notifications there -------------
 
 
-# As docs/deployment.md says.
+# As docs/deploy.md says.
 OPTIONS: dict[str, dict[str, Any]] = {
     "psycopg": {"connect_args": {"prepare_threshold": None}},
     "asyncpg": {

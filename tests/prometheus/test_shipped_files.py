@@ -93,14 +93,14 @@ def test_a_wrong_name_is_found() -> None:
     assert names("rate(sqlaqueue_job{}[1m])") - EXPORTED == {"sqlaqueue_job"}
 
 
-@pytest.mark.parametrize("name", ["docs/prometheus.md"])
+@pytest.mark.parametrize("name", ["docs/monitor.md"])
 def test_the_page_lists_all_gauges(name: str) -> None:
     rows = re.findall(r"^\| `(sqlaqueue_\w+)`", (ROOT / name).read_text(), re.MULTILINE)
     assert {row for row in rows if not row.startswith("sqlaqueue_worker")} == {each.name for each in GAUGES}
 
 
 def test_the_page_lists_all_alerts() -> None:
-    page = (ROOT / "docs" / "prometheus.md").read_text()
+    page = (ROOT / "docs" / "monitor.md").read_text()
     assert [rule["alert"] for rule in rules()] == re.findall(r"^\| `(Sqlaqueue\w+)`", page, re.MULTILINE)
 
 

@@ -2,7 +2,7 @@
 
     python -m tests.schedules.clock_changes
 
-writes docs/schedules-clock-changes.md, with which the tests compare.
+writes docs/evidence/clock-changes.md, with which the tests compare.
 """
 
 from collections.abc import Iterator
@@ -11,7 +11,7 @@ from pathlib import Path
 
 from sqlaqueue.schedules.recurrence import Recurrence, zone
 
-PAGE = Path(__file__).parents[2] / "docs" / "schedules-clock-changes.md"
+PAGE = Path(__file__).parents[2] / "docs" / "evidence" / "clock-changes.md"
 ZONE = "Europe/Berlin"
 DAYS = {
     "29 March 2026: at 02:00 the clock moves to 03:00": datetime(2026, 3, 28, 23, tzinfo=UTC),

@@ -6,7 +6,7 @@ its snapshot before the first commits, and executes its operation afterwards.
 
     python -m tests.unique.test_interleavings
 
-writes docs/unique-jobs-outcomes.md, with which the tests compare.
+writes docs/evidence/unique-jobs.md, with which the tests compare.
 """
 
 import time
@@ -271,7 +271,7 @@ CONFIGURATIONS = {
     "Jobs under delete_returning": ("delete_returning", Unique("key")),
     "Jobs whose rows the claim deletes": ("rows_are_messages", Unique("key")),
 }
-PAGE = Path(__file__).parents[2] / "docs" / "unique-jobs-outcomes.md"
+PAGE = Path(__file__).parents[2] / "docs" / "evidence" / "unique-jobs.md"
 _PASSING_OVER = {"claim", "rescue", "cancel", "purge"}
 """Operations that pass over rows which another transaction has locked."""
 _INTRODUCTION = """# Outcomes of concurrent transactions on unique jobs

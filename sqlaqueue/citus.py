@@ -50,15 +50,15 @@ class Distribution:
     def __post_init__(self) -> None:
         if isinstance(self.values, str) or not (callable(self.values) or isinstance(self.values, Iterable)):
             msg = (
-                f"Distribution({self.attribute!r}, {self.values!r}): give the values to serve as a list, or a function "
-                "that returns them"
+                f"Distribution({self.attribute!r}, {self.values!r}): give the values to work on as a list, or a "
+                "function that returns them"
             )
             raise ConfigurationError(msg)
         if not callable(self.values):
             # An iterator would be empty at the second claim.
             object.__setattr__(self, "values", tuple(self.values))
             if not self.values:
-                msg = f"Distribution({self.attribute!r}, []): give at least one value to serve"
+                msg = f"Distribution({self.attribute!r}, []): give at least one value to work on"
                 raise ConfigurationError(msg)
 
     def check(self, column: sa.ColumnElement[Any]) -> None:

@@ -202,8 +202,7 @@ def _cancelled_for_duplicate(facts: Facts) -> Iterator[Reason]:
         names = ", ".join(facts.spec.config.unique.attributes)
         yield Reason(
             "duplicate",
-            f"It was cancelled when it was to be pending again, since job {duplicate} had the same {names} and "
-            "counted.",
+            f"It was cancelled when it was to be pending again, since job {duplicate} had equal {names} and counted.",
         )
 
 
@@ -229,7 +228,7 @@ def _unknown_class(facts: Facts) -> Iterator[Reason]:
         known = ", ".join(repr(each) for each in mapper.polymorphic_map)
         yield Reason(
             "unknown_class",
-            f"Its {column.name} is {value!r}, which is none of the classes mapped in this process ({known}): a claim "
+            f"Its {column.name} is {value!r}, which belongs to no class mapped in this process ({known}): a claim "
             "of it cannot load the instance; import the class with this polymorphic_identity in the worker, or correct "
             "the row.",
         )
@@ -255,7 +254,7 @@ def _waits_for_duplicate(facts: Facts) -> Iterator[Reason]:
         )
     else:
         until = (
-            f"for job {key_text(facts.duplicate.key)}, which has the same {', '.join(unique.attributes)} and is "
+            f"for job {key_text(facts.duplicate.key)}, which has equal {', '.join(unique.attributes)} and is "
             f"{facts.duplicate.state}; when that does not count any more, a rescue makes this job pending"
         )
     yield Reason(
@@ -348,7 +347,8 @@ def _unclaimable(facts: Facts) -> Iterator[Reason]:
         rest = "the other Consumers may claim it" if others > 0 else "no other Consumer is alive"
         yield Reason(
             "unclaimable",
-            f"{_names([name for name, _ in refused])} cannot claim, rescue or settle it: {_names(errors)}; {rest}. "
+            f"{_names([name for name, _ in refused])} cannot claim it, rescue it or end its run: {_names(errors)}; "
+            f"{rest}. "
             "Start a version of the program that can load the row, or correct the row or what refuses the change.",
         )
 
@@ -369,7 +369,9 @@ def _claims_fail(facts: Facts) -> Iterator[Reason]:
 
 def _held(facts: Facts) -> Iterator[Reason]:
     if facts.claimed_here:
-        yield Reason("running", "The transaction of this session has claimed it; settle the run, and commit.")
+        yield Reason(
+            "running", "The transaction of this session has claimed it; complete, retry or fail it, and commit."
+        )
     elif facts.is_held and facts.runners():
         yield Reason("running", f"The Consumer {_names(facts.runners())} runs it in a transaction that is open.")
     elif facts.is_held:
@@ -381,7 +383,7 @@ def _held(facts: Facts) -> Iterator[Reason]:
             holder += f" ({_names(claimed)} had claimed jobs that were not running at the last heartbeat)"
         yield Reason(
             "locked",
-            f"Another transaction has locked it, so claims pass over it: {holder}; pg_stat_activity shows open "
+            f"Another transaction has locked it, so claims skip it: {holder}; pg_stat_activity shows open "
             "transactions.",
         )
 
@@ -417,7 +419,7 @@ def _no_consumer(facts: Facts) -> Iterator[Reason]:
     if facts.state == "pending" and not facts.is_held and facts.consumers is not None and not facts.consumers:
         yield Reason(
             "no_consumer",
-            f"No live Consumer serves {facts.spec.name}: {_last_heartbeat(facts)}; start one, for instance with "
+            f"No live Consumer works for {facts.spec.name}: {_last_heartbeat(facts)}; start one, for instance with "
             "`sqlaqueue worker`.",
         )
 

@@ -242,7 +242,7 @@ def key_parts(spec: QueueSpec, text: str) -> list[sa.ColumnElement[Any]]:
     for key, part in zip(spec.keys, parts, strict=True):
         if isinstance(key.type, sa.Integer) and not _INTEGER.fullmatch(part):
             name = spec.mapper.get_property_by_column(key).key
-            msg = f"the key {text!r}: {spec.model.__name__}.{name} is an integer, and {part!r} is none"
+            msg = f"the key {text!r}: {spec.model.__name__}.{name} is an integer, and {part!r} is not"
             raise StatementError(msg)
     return [converted(sa.literal(part, sa.Text()), key.type) for key, part in zip(spec.keys, parts, strict=True)]
 
@@ -288,7 +288,7 @@ def attempts(session: Session, model: type[Any], key: Any, *, limit: int = 20) -
     spec = select_jobs(model, "attempts").spec
     if ATTEMPT not in spec.side_tables:
         msg = (
-            f"QueueAdmin.attempts(): {spec.model.__name__} has no attempt history; turn it on with "
+            f"QueueAdmin.attempts(): {spec.model.__name__} has no attempt history; enable it with "
             "QueueConfig(attempt_history=timedelta(days=14))"
         )
         raise StatementError(msg)

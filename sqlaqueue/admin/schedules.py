@@ -189,7 +189,7 @@ def _row(session: Session, model: type[Any], name: str, **options: Any) -> dict[
         names = session.scalars(sa.select(table.c.name).order_by(table.c.name), bind_arguments=bind_arguments(model))
         known = ", ".join(map(repr, names.all()))
         raise StatementError(
-            f"there is no schedule {name!r}; {f'there are {known}' if known else 'there is none at all'}"
+            f"there is no schedule {name!r}; {f'there are {known}' if known else 'there are no schedules'}"
         )
     return in_utc(row)
 

@@ -87,7 +87,7 @@ BEGIN
     PERFORM pg_sleep(0.2 + random() * 0.3);
   END LOOP;
   RAISE lock_not_available USING
-    MESSAGE = $sqlaqueue_text$table {table} was locked by others at each of {element.attempts} attempts$sqlaqueue_text$,
+    MESSAGE = $sqlaqueue_text$table {table} was locked at each of {element.attempts} attempts$sqlaqueue_text$,
     HINT = 'pg_stat_activity shows the open transactions; run the migration again when they have ended';
 END
 $sqlaqueue_do$"""
@@ -156,7 +156,7 @@ def autocommit(op: Operations) -> Iterator[None]:
     if connection is not None and connection.in_transaction() and begun is None:
         raise CommandError(
             "an operation with live=True commits by itself, but env.py runs the migrations in a transaction of its "
-            "own; begin it with context.begin_transaction() instead of connection.begin()"
+            "own; start it with context.begin_transaction() instead of connection.begin()"
         )
     with context.autocommit_block():
         # All batches are one long statement, and CREATE INDEX CONCURRENTLY waits for others without blocking them.

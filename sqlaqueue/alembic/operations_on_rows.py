@@ -301,7 +301,7 @@ def duplicates_query(operation: CreateUniqueIndex) -> str:
 def duplicates_message(operation: CreateUniqueIndex) -> str:
     """Return the error message about duplicates, with ``{table}`` in place of the table's name."""
     return (
-        f"{{table}}: the unique index {operation.index} cannot be created, because there are jobs with the same "
+        f"{{table}}: the unique index {operation.index} cannot be created, because there are jobs with equal "
         f"{', '.join(_values(operation))}. Cancel or delete all but one of each, and run the migration again. This "
         f"query shows them:\n\n{duplicates_query(operation)};"
     )

@@ -43,7 +43,7 @@ _DRIVERS = {"psycopg", "psycopg2", "pg8000"}
     type=click.IntRange(1, 100),
     default=1,
     show_default=True,
-    help="Number of handlers that run at once in each process.",
+    help="Number of handlers that run at the same time in each process.",
 )
 @click.option(
     "--singles",

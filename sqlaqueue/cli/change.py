@@ -374,7 +374,7 @@ def _check_state(found: JobInfo | None, spec: QueueSpec, key: str, *, has_row: b
     if found.state == "processing":
         raise FailedError(f"{spec.name} {key}: it is running; wait for its end, or cancel it first")
     if found.state not in STATES:
-        raise FailedError(f"{spec.name} {key}: its status is none that the queue uses")
+        raise FailedError(f"{spec.name} {key}: its status is not one that the queue uses")
 
 
 def _texts(given: Sequence[str]) -> dict[str, str]:

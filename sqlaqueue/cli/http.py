@@ -247,7 +247,7 @@ def _server(address: tuple[str, int], read: Callable[[str], Answer]) -> Threadin
 _LARGEST_ANSWER = 1_000_000
 
 
-@click.command(short_help="Check whether a worker is alive and ready, or whether queues are served.")
+@click.command(short_help="Check whether a worker is alive and ready, or whether queues have workers.")
 @click.argument("checked", cls=TargetArgument, metavar="ADDRESS|TARGET...", nargs=-1, required=True)
 @click.option("--live", is_flag=True, help="Ask a worker only whether it is alive: if not, it should be restarted.")
 @click.option("--timeout", type=DURATION, default="5s", show_default=True, help="Time for a worker to answer.")

@@ -474,7 +474,7 @@ def _json(info: JobInfo) -> dict[str, Any]:
 @click.option(
     "--statement-timeout", type=DURATION, default="2s", show_default=True, help="Cancel a statement after this time."
 )
-@click.option("--max-age", type=DURATION, default="10s", show_default=True, help="Serve a result again for this time.")
+@click.option("--max-age", type=DURATION, default="10s", show_default=True, help="Repeat a result for this time.")
 @click.option("--dashboard", is_flag=True, help="Print a dashboard for Grafana and exit.")
 @click.option("--alerts", is_flag=True, help="Print alert rules for Prometheus and exit.")
 @log_level_option
@@ -652,10 +652,10 @@ def _lines(
     if stats.paused:
         yield "It is paused, so no job is claimed; `sqlaqueue resume` ends that."
     if stats.consumers:
-        number = "1 live Consumer serves" if stats.consumers == 1 else f"{stats.consumers} live Consumers serve"
+        number = "1 live Consumer works for" if stats.consumers == 1 else f"{stats.consumers} live Consumers work for"
         yield f"{number} it; {jobs_text(stats.running)} running."
     else:
-        yield "No live Consumer serves it; start one, for instance with `sqlaqueue worker`."
+        yield "No live Consumer works for it; start one, for instance with `sqlaqueue worker`."
     if quiet:
         yield f"Each was asked to claim no more jobs ({', '.join(quiet)}); `sqlaqueue workers --resume` ends that."
     for each in failing:

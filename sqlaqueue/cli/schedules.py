@@ -220,7 +220,7 @@ for changing in (
         stored.run_schedule,
         "will be fired by a running process",
         "Fire schedules now.",
-        "Let a running process fire schedules now, beside their ticks, and even if they are paused.",
+        "Let a running process fire schedules now, in addition to their ticks, and even if they are paused.",
     ),
     _change(
         stored.reset_schedule,

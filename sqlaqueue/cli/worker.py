@@ -58,7 +58,9 @@ _CONSUMER_OPTIONS = ("concurrency", "batch_size", "lease", "timeout", "grace", "
     help="The handler of a queue class whose target names none; one for each such class, in the same order.",
 )
 @url_option
-@click.option("--concurrency", type=click.IntRange(min=1), help="Number of handlers that run at once; 1 by default.")
+@click.option(
+    "--concurrency", type=click.IntRange(min=1), help="Number of handlers that run at the same time; 1 by default."
+)
 @click.option(
     "--batch-size",
     type=click.IntRange(min=1),
@@ -74,7 +76,7 @@ _CONSUMER_OPTIONS = ("concurrency", "batch_size", "lease", "timeout", "grace", "
 @click.option(
     "--http",
     metavar="[HOST:]PORT",
-    help="Serve /live, /ready and /metrics; on the loopback interface unless a host is given.",
+    help="Answer /live, /ready and /metrics; on the loopback interface unless a host is given.",
 )
 @click.option("--otel", is_flag=True, help="Make spans and metrics by OpenTelemetry, as the process is set up for it.")
 @click.option(
@@ -155,7 +157,7 @@ def _check_isolation(options: WorkerOptions) -> None:
         if value is not None and not options.isolate:
             raise InputError(f"{option}: it limits the processes of --isolate; add --isolate, or leave it out")
     if options.max_memory is not None and not resident_bytes(os.getpid()):
-        raise InputError("--max-memory: this system has no /proc, which tells the memory of a process; leave it out")
+        raise InputError("--max-memory: this system has no /proc, which shows the memory of a process; leave it out")
 
 
 @click.command(short_help="Fire schedules.")
@@ -281,7 +283,7 @@ def web(
         raise InputError("--read-only: what may be changed is decided by the rule of --access; give one of the two")
     if rule is None and not _is_loopback(host):
         raise InputError(
-            f"--host {host}: without an access rule, only this machine is served. Mount sqlaqueue.web.Dashboard in "
+            f"--host {host}: without an access rule, only this machine has access. Mount sqlaqueue.web.Dashboard in "
             "your application, which knows its users, or give --access app.module:function"
         )
     loaded = load_targets(targets)

@@ -349,7 +349,7 @@ class _InBackground(ConsumerBase, Generic[T, Result]):
     def _failed_in_background(self, background: _Background, error: BaseException) -> None:
         self._error = error
         if background.entered:
-            text = "queue %s: the Consumer raised %s: %s; it no longer serves its queue, and the program continues"
+            text = "queue %s: the Consumer raised %s: %s; it no longer works for its queue, and the program continues"
             kind = type(error).__name__
             extra = fields("consumer_failed", queue=self.queue, worker=self._settings.worker(), error_kind=kind)
             logger.error(text, self.queue, kind, error, exc_info=error, extra=extra)

@@ -524,7 +524,9 @@ def health_of(context: ConsumerContext | None) -> Health:
         return Health(alive=False, ready=False, problems=(problem,))
     deadlines = context.deadlines
     if deadlines is not None and deadlines.is_stuck:
-        problem = f"it waits for the database for more than {deadlines.longest:.0f} seconds, which answers others"
+        problem = (
+            f"it waits for the database for more than {deadlines.longest:.0f} seconds, which answers other requests"
+        )
         return Health(alive=False, ready=False, problems=(problem,))
     problems = []
     if context.stopping:

@@ -171,7 +171,7 @@ def settle_alone(
             refused = failed
         else:
             return again
-    msg = f"the database refuses to settle the run of job {key_text(finished.run.key)}"
+    msg = f"the database refuses to end the run of job {key_text(finished.run.key)}"
     raise EndRefused(msg) from refused
 
 

@@ -333,7 +333,7 @@ def settle_postponed(context: ConsumerContext, *, last: bool = False) -> Routine
 def _report(context: ConsumerContext, finished: Sequence[FinishedRun], result: SettledEach) -> None:
     for one in result.refused:
         extra = context.log_fields("not_settled", job_key=key_value(one.run.key), attempt=one.run.attempt)
-        text = "queue %s: job %s could not be settled and stays as it is until its lease expires"
+        text = "queue %s: the end of job %s could not be stored; it stays as it is until its lease expires"
         logger.error(text, context.spec.name, key_text(one.run.key), extra=extra)
     if result.later:
         context.completions.postponed.add(result.later)
@@ -501,7 +501,7 @@ def _release_late(context: ConsumerContext, jobs: Sequence[Any], late: Collectio
     if delay is None:
         # Otherwise it would be claimed and released in a loop.
         for run in again:
-            context.claimer.unclaimable.add(run.key, "its handler goes on here after its timeout")
+            context.claimer.unclaimable.add(run.key, "its handler still runs here after its timeout")
     apply(context, Report(unsettled=[FinishedRun(run, Outcome("released", delay)) for run in again]))
     return [job for job in jobs if run_of_claimed(job).key not in late]
 

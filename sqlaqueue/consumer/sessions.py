@@ -271,7 +271,7 @@ def check_transactions(session: Session, spec: QueueSpec, isolation: IsolationLe
     if kept == level:
         msg = (
             f"the sessions for {spec.model.__name__} set the isolation level {level.upper()} within each transaction, "
-            "but a Consumer claims and settles at READ COMMITTED; give the level to the engine "
+            "but a Consumer claims and ends jobs at READ COMMITTED; give the level to the engine "
             "(create_engine(..., isolation_level=...)), which a Consumer overrides for its own transactions"
         )
         raise ConfigurationError(msg)
@@ -333,7 +333,7 @@ _ENDS_TRANSACTION = re.compile(
     re.IGNORECASE | re.DOTALL,
 )
 
-_FIX = "return, or raise Retry, Snooze, Fail or Cancel, and the Consumer settles the run"
+_FIX = "return, or raise Retry, Snooze, Fail or Cancel, and the Consumer ends the run"
 
 
 def ends_transaction(statement: str) -> bool:
@@ -376,7 +376,7 @@ def check_rows(
         if instance_state(job).identity != run.key:
             return HandlerMisuseError(
                 f"the handler changed the key of {type(job).__name__} {key_text(run.key)}, which the Consumer needs to "
-                "settle its run, so its writes were rolled back; enqueue another job instead"
+                "end its run, so its writes were rolled back; enqueue another job instead"
             )
         value = job.__dict__.get(status, running)
         if value != running and value in [each for name in STATES if (each := getattr(states, name)) is not None]:

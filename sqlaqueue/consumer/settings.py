@@ -233,7 +233,7 @@ class Dispatch:
     def handler_of(self, job: Any) -> Callable[..., Any]:
         cls = self._nearest(type(job))
         if cls is None:
-            msg = f"there is no handler for {type(job).__name__}, which was mapped after this Consumer had begun"
+            msg = f"there is no handler for {type(job).__name__}, which was mapped after this Consumer was started"
             raise ConfigurationError(msg)
         handler: Callable[..., Any] = self.by_class[cls]
         return handler

@@ -149,7 +149,7 @@ class AttemptHistory:
         self._warned_at = now
         kind, queue = type(error).__name__, self._spec.name
         extra = fields("history_failed", queue=queue, worker=self._settings.worker(), error_kind=kind)
-        text = "queue %s: the attempt history could not be written, the jobs are settled without it: %s: %s"
+        text = "queue %s: the attempt history could not be written, the jobs end without it: %s: %s"
         logger.warning(text, queue, kind, str(error).strip().partition("\n")[0], extra=extra)
 
     def _statement(self, attempts: Sequence[FinishedRun]) -> tuple[Any, dict[str, Any]]:
@@ -530,7 +530,7 @@ class Settler:
                     attempt=run.attempt,
                     max_attempts=run.max_attempts,
                 )
-                text = "queue %s: job %s cannot be settled as %s: %s"
+                text = "queue %s: job %s cannot be stored as %s: %s"
                 logger.warning(text, self._spec.name, key_text(run.key), one.outcome.event, error, extra=extra)
                 lost = self._settle_otherwise(session, one, error) if otherwise else None
                 if lost is None:

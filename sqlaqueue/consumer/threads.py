@@ -169,7 +169,7 @@ def shut_down(context: ConsumerContext) -> Routine:
                 yield from step()
         except Exception:
             logger.exception(
-                "queue %s: could not settle at the end; the jobs run again when their leases have expired",
+                "queue %s: could not store how its last jobs ended; they run again when their leases have expired",
                 context.spec.name,
                 extra=context.log_fields("not_settled"),
             )
@@ -188,7 +188,7 @@ def not_stopped_error(context: ConsumerContext, left: Sequence[Executor]) -> Han
         return None
     kind = "AsyncConsumer" if context.runner.can_interrupt else "Consumer"
     msg = (
-        f"{kind}({context.spec.model.__name__}, ...): stopped, but {', '.join(names)} goes on after the grace "
+        f"{kind}({context.spec.model.__name__}, ...): stopped, but {', '.join(names)} still runs after the grace "
         f"period of {context.settings.grace:g} s, until the process ends; its jobs are released. Give what it calls a "
         f"timeout, or {kind}(grace=...) more seconds"
     )

@@ -437,7 +437,7 @@ def log_started(context: ConsumerContext, *, notified: bool) -> None:
     number = settings.concurrency
     extra = context.log_fields("consumer_started", strategy=strategy, database=where, concurrency=number, mode=mode)
     values = (context.spec.name, strategy, where, number, worker_kind, "" if number == 1 else "s", how[mode])
-    logger.info("queue %s: started, %s, serves %s with %d worker %s%s, %s", *values, extra=extra)
+    logger.info("queue %s: started, %s, works on %s with %d worker %s%s, %s", *values, extra=extra)
 
 
 # -- maintenance -------------------------------------------------------------------------------------------------------

@@ -317,7 +317,9 @@ def report(
         ending = (
             f"{len(rescued)} rescued after their leases expired" if leased else "released by the database immediately"
         )
-        display.print(f"  {len(held)} jobs were held by the killed worker: {ending}, {findings.rerun} run by others")
+        display.print(
+            f"  {len(held)} jobs were held by the killed worker: {ending}, {findings.rerun} run by other workers"
+        )
     display.print(_rate(session, model, started_at, held if leased else set()))
     if findings.problems:
         display.print(f"  {len(findings.problems)} problems:", "bold red")

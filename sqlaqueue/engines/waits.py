@@ -198,7 +198,7 @@ class Looks:
         level = str(work.connection.scalar(_ISOLATION)).upper().replace("-", " ")
         if level != "READ COMMITTED":
             msg = (
-                f"{self._spec.model.__name__}: a claim of jobs that wait for others needs READ COMMITTED, and this "
+                f"{self._spec.model.__name__}: a claim of jobs that wait for other jobs needs READ COMMITTED, and this "
                 f"transaction has {level}, which would not see a job that has just been added to those; create the "
                 "engine without isolation_level, so that sqlaqueue.prepare(engine) sets the level"
             )
@@ -427,8 +427,8 @@ def check_waits(spec: QueueSpec, title: str) -> None:
         if wait.is_strict and wait.on_delete.startswith("SET"):
             msg = (
                 f"{wait.full_name}: the foreign key has ON DELETE {wait.on_delete}, and QueueConfig(waits_for=...) is "
-                f"not available with that on {title}: a job whose reference is gone could not be told apart from one "
-                f'that waits for nothing; leave ondelete out, or use WaitFor({wait.name!r}, on_failure="continue")'
+                f"not available with that on {title}: a job whose reference is gone could not be distinguished from "
+                f'one that waits for nothing; leave ondelete out, or use WaitFor({wait.name!r}, on_failure="continue")'
             )
             raise ConfigurationError(msg)
 
@@ -502,7 +502,7 @@ def _refuse_late(text: _Text, wait: WaitRelation, event: str) -> tuple[str, str,
         applies.append(sa.or_(*(old(there).is_distinct_from(new(there)) for _, there in wait.pairs)))
     # Where a claim holds its transaction, the row of a pending batch is locked as long as it runs.
     has_begun = ~sa.func.coalesce(sa.or_(*_statuses(spec, _of(batch), NOT_BEGUN)), sa.false())
-    refusal = f"{spec.model.__name__} has begun or ended: it takes no further {member.model.__name__}"
+    refusal = f"{spec.model.__name__} has started or ended: it takes no further {member.model.__name__}"
     message, purpose = text.sql(sa.literal(refusal)), f"late_{event.lower()}"
     if text.is_sqlite:
         condition = text.sql(sa.and_(*applies, sa.exists().where(*its, has_begun)))

@@ -78,7 +78,7 @@ class HeldBackBy:
         """A sentence with these facts, and what ends them."""
         of_key = f" of {self.key}" if self.key else ""
         if self.kind == "rate":
-            return f"The rate{of_key} is used up; a job may begin in {duration_text(self.seconds)}."
+            return f"The rate{of_key} is used up; a job may start in {duration_text(self.seconds)}."
         if self.kind == "order":
             what = {"failed": "has failed and blocks its key; requeue or delete it", "processing": "runs"}
             return f"Job {self.jobs[0]}{of_key} comes first, and {what.get(self.state, 'has not finished')}."
@@ -86,7 +86,7 @@ class HeldBackBy:
         held = f", held by {', '.join(self.jobs)}" if self.jobs else ""
         if self.transactions:
             held = f", held by {self.transactions} transaction{'s' if self.transactions > 1 else ''}"
-        then = "the end of one lets another begin" if self.most else "raise it to let jobs begin"
+        then = "the end of one lets another start" if self.most else "raise it to let jobs start"
         return f"The limit of {number}{of_key} is reached{held}; {then}."
 
 

@@ -87,8 +87,8 @@ def record_run(state: InstanceState[Any], session: Any, token: str | None = None
         run.transaction, run.savepoint = session.get_transaction(), session.get_nested_transaction()
         if _RUN in info and _is_same_run(info[_RUN], run):
             msg = (
-                f"{type(job).__name__} {key_text(run.key)} was claimed twice in one transaction; settle the claimed "
-                "jobs and commit before the next claim"
+                f"{type(job).__name__} {key_text(run.key)} was claimed twice in one transaction; complete, retry or "
+                "fail the claimed jobs and commit before the next claim"
             )
             raise StatementError(msg)
     info[_RUN] = run

@@ -120,13 +120,13 @@ def _reasons_against(
         yield "the relationship is viewonly, so its rows need not be all; name one with a foreign key of its own"
     elif found.mapper is not awaited.mapper:
         yield (
-            f"{target} is a subclass, whose jobs share a table with others; let the relationship lead to "
-            f"{awaited.model.__name__}"
+            f"{target} is a subclass, whose jobs share a table with those of another class; let the relationship lead "
+            f"to {awaited.model.__name__}"
         )
     elif not awaited.has("status"):
         yield (
             f"the rows of {target} are messages (rows_are_messages=True), which a claim deletes: the end of a job and "
-            f"its deletion cannot be told apart; leave rows_are_messages out of {target}"
+            f"its deletion cannot be distinguished; leave rows_are_messages out of {target}"
         )
     elif found.direction is RelationshipDirection.MANYTOONE and awaited.config.on_complete == "delete":
         yield (

@@ -42,10 +42,10 @@ def refuse_autocommit(connection: sa.Connection, statement: Any) -> None:
         tables = (each.name for each in iterate(statement) if isinstance(each, sa.Table))
         table = statement.table.name if statement.is_dml else next(tables, "this statement")
         msg = (
-            f"{table}: MariaDB needs several statements for a claim, a settlement and a change with returning(), and "
-            "this connection commits each of them by itself (AUTOCOMMIT), so others could change the rows in between; "
-            "use a session or connection whose isolation_level is not AUTOCOMMIT, as those of create_engine() and "
-            "prepare() are by default"
+            f"{table}: MariaDB needs several statements for a claim, for the end of a job and for a change with "
+            "returning(), and this connection commits each of them by itself (AUTOCOMMIT), so other sessions could "
+            "change the rows in between; use a session or connection whose isolation_level is not AUTOCOMMIT, as those "
+            "of create_engine() and prepare() are by default"
         )
         raise StatementError(msg)
 
@@ -227,7 +227,7 @@ def errors_of_ignored_rows(cursor: Any, statement: str, context: Any) -> Iterato
             if number > len(warnings):
                 own.execute(f"ROLLBACK TO SAVEPOINT {_SAVEPOINT}")
                 msg = (
-                    f"{table.name}: on_conflict_do_nothing() has passed over {number} rows, and MariaDB tells the "
+                    f"{table.name}: on_conflict_do_nothing() has skipped {number} rows, and MariaDB gives the "
                     f"reason for {len(warnings)} of them only, as max_error_count says; insert fewer rows by one "
                     "statement"
                 )

@@ -93,7 +93,7 @@ class MariaDB(SharedEngine):
         if spec.strategy.holds_transaction and spec.config.flow_control:
             msg = (
                 f'{spec.model.__name__}: limits, rates and orders under strategy "{spec.config.strategy}" are not '
-                "available on MariaDB, where nobody sees which rows the transactions of others have locked; use "
+                "available on MariaDB, where a transaction cannot see which rows other transactions have locked; use "
                 'QueueConfig(strategy="update_status")'
             )
             raise ConfigurationError(msg)

@@ -71,7 +71,7 @@ def consequence_of(names: Sequence[str]) -> str:
     if all(map(only_wakes, names)):
         return "idle Consumers are not notified of new jobs, and find them at their next poll"
     if all(name.startswith(waits.TRIGGER_PREFIX) for name in names):
-        return "jobs that wait for others may wait for too long, or run too early"
+        return "jobs that wait for other jobs may wait for too long, or run too early"
     return "jobs may get no message, or be admitted wrongly, and so are not claimed"
 
 
@@ -102,7 +102,7 @@ def table_faults(connection: sa.Connection, spec: QueueSpec) -> Iterator[Fault]:
             "critical",
             "missing_table",
             names[0],
-            f"The database {database} has none of the tables of this queue{hints[0]}. Is it the right database?",
+            f"The database {database} has no table of this queue{hints[0]}. Is it the right database?",
             f"{model} cannot be used: jobs are not enqueued, and no Consumer starts.",
             (MIGRATION, "\n".join(creates)),
             {"database": database, "tables": names},
@@ -347,8 +347,8 @@ _CONSTRAINTS = sa.text("""
 _REFUSED = {
     "pending": "No job can be enqueued or retried.",
     "processing": "Each claim of a job fails, so that no job runs; Consumers are alive, and log the error.",
-    "completed": "Jobs that have succeeded cannot be settled, and run again.",
-    "failed": "Jobs that have failed cannot be settled, and run again.",
+    "completed": "Jobs that have succeeded cannot be stored as completed, and run again.",
+    "failed": "Jobs that have failed cannot be stored as failed, and run again.",
     "cancelled": "No job can be cancelled.",
 }
 

@@ -117,7 +117,7 @@ def split_schemas(session: Session | sa.Connection, spec: QueueSpec) -> str | No
     path = session.execute(sa.select(sa.func.current_setting(sa.literal_column("'search_path'")))).scalar_one()
     return (
         f"{spec.model.__name__}: by the search_path of this session ({path}) the table {spec.table.name} is found in "
-        f"the schema {home}, but {', '.join(others)}; they have to be in one schema: let the search_path begin with "
+        f"the schema {home}, but {', '.join(others)}; they have to be in one schema: let the search_path start with "
         f"{home}, or name it in the model, as __table_args__ = {{'schema': {home!r}}}"
     )
 
@@ -297,13 +297,13 @@ def _of_columns(spec: QueueSpec, mine: Placement) -> Iterator[str]:
     elif spec.shard is None:
         yield (
             f"{table} is distributed by {column}, and Citus locks rows on one shard only; give the Consumer "
-            f"distribution=Distribution({_attribute(spec, key)!r}, values), with the values to serve"
+            f"distribution=Distribution({_attribute(spec, key)!r}, values), with the values to work on"
         )
     elif spec.shard[0] is not key:
         given = spec.shard[0]
         yield (
             f"{table} is distributed by {column}, but the Consumer has Distribution({_attribute(spec, given)!r}); give "
-            f"it distribution=Distribution({_attribute(spec, key)!r}, values), with the values to serve, or execute "
+            f"it distribution=Distribution({_attribute(spec, key)!r}, values), with the values to work on, or execute "
             f"SELECT alter_distributed_table('{table}', distribution_column := '{given.name}')"
         )
 

@@ -102,7 +102,7 @@ def refusal(wait: WaitRelation, added: str, has_key: str, begun: str) -> str:
     :param begun: the condition that it has begun.
     """
     spec = wait.waiting
-    refused = f"{spec.model.__name__} % has begun or ended: it takes no further {wait.awaited.model.__name__}"
+    refused = f"{spec.model.__name__} % has started or ended: it takes no further {wait.awaited.model.__name__}"
     return f"""\
 SELECT concat_ws(', ', {key_columns(spec, "w.")}) INTO sqlaqueue_begun
       FROM {added} AS d JOIN {{w}} AS w ON {has_key} WHERE {begun} LIMIT 1;

@@ -272,7 +272,7 @@ DEFAULT_MAX_AGE = 10.0
 _LONGEST_TIMEOUT = 86400.0
 
 _OF_ONE_NAME = (
-    ", so their gauges could not be told apart; export each in a registry of its own, or set QueueConfig(name=...)"
+    ", so their gauges could not be distinguished; export each in a registry of its own, or set QueueConfig(name=...)"
 )
 
 

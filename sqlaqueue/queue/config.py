@@ -322,7 +322,7 @@ class QueueConfig:
                 instead = 'on_complete="delete" keeps none, and ' if state == "completed" else ""
                 msg = (
                     f"{what.replace('...', repr(age))}: use from one second to 100 years; {instead}jobs in states "
-                    "that are not named are kept for ever"
+                    "that are not named are kept indefinitely"
                 )
                 raise ConfigurationError(msg)
             checked[state] = timedelta(seconds=seconds(age))

@@ -221,7 +221,9 @@ class FairShare(FlowRule):
         """Refuse invalid values."""
         what = f"FairShare({', '.join(map(repr, attributes))})"
         if not attributes:
-            msg = 'FairShare(): give the name of an attribute whose values take turns, as in FairShare("customer_id")'
+            msg = (
+                'FairShare(): give the name of an attribute whose values share workers, as in FairShare("customer_id")'
+            )
             raise ConfigurationError(msg)
         object.__setattr__(self, "per", _attributes(attributes, what))
         _check_number(weight, f"FairShare(weight={weight!r})", least=1)

@@ -132,7 +132,7 @@ class SQLite(SharedEngine):
         if unique is not None and not unique.nulls_distinct:
             msg = (
                 f"{spec.model.__name__}: Unique(nulls_distinct=False) is not available on SQLite, whose unique indexes "
-                "tell NULLs apart; leave it out and give the columns values"
+                "treat NULLs as different; leave it out and give the columns values"
             )
             raise ConfigurationError(msg)
 
@@ -143,9 +143,10 @@ class SQLite(SharedEngine):
         """
         if begins_otherwise(connection):
             msg = (
-                f"{who}: a listener to `begin` begins this engine's transactions. With BEGIN, one that reads first "
-                'may fail with "database is locked"; with BEGIN IMMEDIATE, one that only reads keeps others from '
-                "writing. Remove the listener: a prepared engine begins each transaction as its first statement needs"
+                f"{who}: a listener to `begin` starts this engine's transactions. With BEGIN, one that reads first "
+                'may fail with "database is locked"; with BEGIN IMMEDIATE, one that only reads keeps '
+                "other connections from writing. Remove the listener: a prepared engine starts each transaction as "
+                "its first statement needs"
             )
             raise ConfigurationError(msg)
         mode = connection.exec_driver_sql("PRAGMA journal_mode").scalar_one()
@@ -159,8 +160,8 @@ class SQLite(SharedEngine):
             return None
         return (
             f'{who}: the connections have journal_mode={mode}, so a claim may fail with "database is locked" while '
-            "others read; leave out PRAGMA journal_mode in listeners to `connect`: a prepared engine sets it to WAL, "
-            "which the file system has to support"
+            "another connection reads; leave out PRAGMA journal_mode in listeners to `connect`: a prepared engine sets "
+            "it to WAL, which the file system has to support"
         )
 
     def check_pool(self, engine: sa.Engine, who: str) -> None:

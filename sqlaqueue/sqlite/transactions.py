@@ -93,7 +93,7 @@ def refuse_autocommit(connection: Any, *_: Any) -> None:
     """Refuse a connection whose driver begins transactions by itself, or passes over commits and rollbacks."""
     if getattr(connection, "autocommit", _LEGACY_TRANSACTIONS) != _LEGACY_TRANSACTIONS:
         msg = (
-            f"a connection has autocommit={connection.autocommit}, with which a prepared engine cannot begin and end "
+            f"a connection has autocommit={connection.autocommit}, with which a prepared engine cannot start and end "
             "transactions; leave it out of creator= and of listeners to `connect`"
         )
         raise ConfigurationError(msg)

@@ -92,7 +92,7 @@ def _check_lockable(target: AnySelect, entity: type[Any], verb: str) -> None:
     for clause, used in clauses.items():
         if used:
             msg = (
-                f"{verb}(select({name})...): {clause} cannot be combined with locking rows; leave it out (the verb "
+                f"{verb}(select({name})...): {clause} cannot be combined with locking rows; leave it out ({verb}() "
                 "orders and limits the jobs) and use exists() for conditions on other tables"
             )
             raise StatementError(msg)
@@ -179,7 +179,7 @@ def refuse_runs_of_consumers(jobs: list[Any], verb: str) -> None:
         run = run_of(job)
         if run is not None and run.by_consumer:
             msg = (
-                f"{verb}(): a Consumer runs {type(job).__name__} {key_text(run.key)} and settles the run itself; let "
+                f"{verb}(): a Consumer runs {type(job).__name__} {key_text(run.key)} and ends the run itself; let "
                 "the handler return, or raise Retry, Snooze, Fail or Cancel"
             )
             raise HandlerMisuseError(msg)
@@ -241,17 +241,17 @@ def _explain(failed: ExceptionContext) -> None:
     # The error itself stays: a Consumer tries again what a server refuses that has become a standby.
     if state == _READ_ONLY:
         error.add_note(
-            "claim() and the other verbs write, and this server is read-only. If the session's get_bind() routes reads "
-            "to a replica, let it return the primary's engine where sqlaqueue.sessions.is_write(clause) is true, or "
-            "execute verbs in a session of the primary: Session(primary)"
+            "claim() and the other statements write, and this server is read-only. If the session's get_bind() routes "
+            "reads to a replica, let it return the primary's engine where sqlaqueue.sessions.is_write(clause) is true, "
+            "or execute them in a session of the primary: Session(primary)"
         )
 
     if state == _NOT_SUPPORTED and any(text in str(error.orig) for text in _OF_CITUS):
         error.add_note(
-            "Citus locks rows on one shard only. Give the select() of the verb a condition with one value of the "
-            "column that distributes the table, such as select(Task).where(Task.tenant == 1), and execute extend() for "
-            "the jobs of one value at a time; cancel(), requeue(), purge() and rescue() of QueueAdmin take jobs of all "
-            "values"
+            "Citus locks rows on one shard only. Give the select() inside the statement a condition with one value of "
+            "the column that distributes the table, such as select(Task).where(Task.tenant == 1), and execute extend() "
+            "for the jobs of one value at a time; cancel(), requeue(), purge() and rescue() of QueueAdmin take jobs of "
+            "all values"
         )
 
 

@@ -78,7 +78,9 @@ def _check_order(spec: QueueSpec, order: InOrder) -> None:
     if key_column(spec, order.by, what).nullable:
         msg = f"{what}: {model}.{order.by} may be NULL, which has no place in an order; declare it with nullable=False"
         raise ConfigurationError(msg)
-    check_roles(model, {"started_at": "InOrder(...), to tell the jobs that have started,"}, spec.columns, spec.config)
+    check_roles(
+        model, {"started_at": "InOrder(...), to recognise the jobs that have started,"}, spec.columns, spec.config
+    )
     if order.on_failure != "continue" and not spec.has("status"):
         msg = (
             f"{model}: InOrder(on_failure={order.on_failure!r}): without a status, a failed job leaves the table; use "

@@ -430,7 +430,7 @@ def _reasons_against_running(spec: QueueSpec, unique: Unique, strategy: Strategy
         )
     elif unique.on_return == "wait" and not spec.has("lease_expires_at"):
         yield (
-            'Unique(on_return="wait"): a run that ends beside a duplicate waits with an expired lease, and '
+            'Unique(on_return="wait"): a run that ends while a duplicate exists waits with an expired lease, and '
             f"{spec.model.__name__} leaves out lease_expires_at; {spec.config.fix_for('lease_expires_at')}, or use "
             '"cancel"'
         )

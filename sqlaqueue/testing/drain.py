@@ -116,7 +116,7 @@ def _leave_journal_entry(session: Session, spec: QueueSpec, job: Any) -> None:
         session.rollback()
         raise NotClaimableError(
             f"crash(): {spec.model.__name__} {key_text(run.key)} has no attempt left: a worker that claims it "
-            "settles it as failed, and calls no handler that could crash; run_job() shows that"
+            "stores it as failed, and calls no handler that could crash; run_job() shows that"
         )
 
 

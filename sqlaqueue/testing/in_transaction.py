@@ -407,7 +407,7 @@ def _consumer(function: str, model: Any, handler: Any) -> ConsumerBase:
     if is_consumer:
         if handler.model is not select_jobs(model, function).spec.model:
             raise ConfigurationError(
-                f"{function}(..., {handler!r}): it serves {handler.model.__name__}, and not these jobs"
+                f"{function}(..., {handler!r}): it works for {handler.model.__name__}, and not for these jobs"
             )
         if isinstance(model, sa.Select):
             raise ConfigurationError(

@@ -89,7 +89,7 @@ def _held_back(session: Session, spec: QueueSpec, key: Key) -> str:
         return ""
     waits = [one.seconds for one in found if one.kind == "rate"]
     hint = f" travel(session, {int(max(waits)) + 1}) moves it there." if waits else ""
-    return f"is held back. {' '.join(one.text for one in found)}{hint}".removesuffix(".")
+    return f"is blocked. {' '.join(one.text for one in found)}{hint}".removesuffix(".")
 
 
 def queue_is_paused(session: Session, spec: QueueSpec) -> bool:

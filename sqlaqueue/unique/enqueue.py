@@ -44,7 +44,7 @@ OnDuplicate = Literal["skip", "raise", "replace", "replace_keep_time"]
 _MOST_ROUNDS = 20
 _SNAPSHOTS = ("REPEATABLE READ", "SERIALIZABLE")
 _NOT_SERIALIZABLE = """DO $$BEGIN
-  RAISE SQLSTATE '40001' USING MESSAGE = 'a duplicate of a job was committed after this transaction had begun';
+  RAISE SQLSTATE '40001' USING MESSAGE = 'a duplicate of a job was committed after this transaction had started';
 END$$"""
 
 
@@ -445,7 +445,7 @@ def _check_new(session: Session, jobs: Sequence[Any]) -> None:
     for job in jobs:
         name, state = type(job).__name__, sa.inspect(job)
         if id(job) in seen:
-            msg = f"enqueue(): the same {name} is given twice; make an instance for each job"
+            msg = f"enqueue(): one {name} is given twice; make an instance for each job"
             raise StatementError(msg)
         seen.add(id(job))
         if state.key is not None:

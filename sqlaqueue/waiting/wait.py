@@ -280,7 +280,7 @@ def _committed_key(job: Any, function: str) -> Key:
         transaction = transaction.parent
     run = run_of(job)
     if run is not None and run.transaction is not None and run.transaction.is_active:
-        msg = f"{function}(): {name} is claimed by an open transaction of this process; settle it and commit first"
+        msg = f"{function}(): {name} is claimed by an open transaction of this process; complete it and commit first"
         raise StatementError(msg)
     if uncommitted:
         msg = (

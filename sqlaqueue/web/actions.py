@@ -277,7 +277,7 @@ async def _act_on_jobs(context: PageContext, action: BulkAction) -> Response:
             return context.redirect(links.list_url(context, came_from), ("none_selected", 0))
         chosen = links.selection_of(links.columns_in(context), action, form.fields)
         if isinstance(chosen, ByFilter) and chosen.until is None:
-            raise BadRequest("until: it is missing.", "An action on all matching jobs begins with its preview.")
+            raise BadRequest("until: it is missing.", "An action on all matching jobs starts with its preview.")
         spread = _spread_in(form, action, chosen)
         what = {
             **links.in_words(chosen),
@@ -581,7 +581,7 @@ async def _record_of(context: PageContext, given: str) -> Record:
     queue, model = context.queue, context.settings.audit
     if not context.access.changes(queue.name):
         raise Forbidden(
-            f"You may look at {queue.name}, but not at what others have done there.",
+            f"You may look at {queue.name}, but not at what other people have done there.",
             "Ask for the right to an action, which the access rule of the dashboard grants.",
         )
     number = int(given) if given.isascii() and given.isdigit() and len(given) <= 18 else 0  # noqa: PLR2004 - 64 bits
@@ -664,7 +664,7 @@ async def show_audit(context: PageContext) -> Response:
     queues = {queue.name: queue for queue in context.queues if context.access.changes(queue.name)}
     if context.queues and not queues:
         raise Forbidden(
-            "You may look at queues, but not at what others have done there.",
+            "You may look at queues, but not at what other people have done there.",
             "Ask for the right to an action, which the access rule of the dashboard grants.",
         )
     records: Sequence[Record] = list[Record]()

@@ -221,7 +221,7 @@ async def export(context: PageContext) -> Response:
     with bad_parameters("Change it, or start from the list of all jobs."):
         request = parse_request(columns_in(context), context.request.query_params.multi_items())
         if request.before is not None:
-            raise BadRequest("before: an export goes on after a job.", "Open the first page of the list.")
+            raise BadRequest("before: an export continues after a job.", "Open the first page of the list.")
         # What is wrong with the parameters is found by the first page, when the answer can still say so.
         first = await _read(context, request)
     write = _as_csv if form == "csv" else _as_json

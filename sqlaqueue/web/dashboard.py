@@ -437,7 +437,7 @@ class Dashboard:
             if "app" in scope:
                 raise  # an error of the access rule, which the application answers in its own way
             shown = errors.PageError(str(error.detail))
-            shown.status, shown.title = error.status_code, "This request cannot be served"
+            shown.status, shown.title = error.status_code, "This request cannot be answered"
             await self._error_response(Request(own), shown)(own, receive, own_send)
 
     def _endpoint(self, page: Page) -> Callable[[Request], Awaitable[Response]]:

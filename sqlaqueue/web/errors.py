@@ -39,7 +39,7 @@ class TooSlow(PageError):
 class Misdirected(PageError):
     """The Host of the request is not one of the dashboard's."""
 
-    status, title = 421, "Not served under this name"
+    status, title = 421, "Not available under this name"
 
 
 class ServiceUnavailable(PageError):

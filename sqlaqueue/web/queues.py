@@ -213,7 +213,7 @@ def group_actions(context: PageContext, queue: Queue, group: ErrorGroup) -> list
     """Return the actions on all jobs of a group: a label, the URL of the preview, and what it does."""
     retries = "Cancel the pending jobs whose last attempt has failed with this error"
     offered: list[tuple[Action, str, str, str]] = [
-        ("requeue", "failed", "Requeue…", "Make them pending again, at once or spread over some time"),
+        ("requeue", "failed", "Requeue…", "Make them pending again, immediately or spread over some time"),
         ("purge", "failed", "Delete…", "Delete these failed jobs"),
         ("cancel", "pending", "Cancel retries…", retries),
     ]
@@ -262,7 +262,7 @@ _OF_OTHERS: dict[str, str] = {
     "standby_feedback": "A standby keeps dead rows.",
     "hidden_sessions": "The role of the dashboard may not see what some sessions of other roles do.",
     "notification_queue_full": "The server's notification queue is nearly full.",
-    "blocked_table": "A session has locked a table of this queue, and others wait for it.",
+    "blocked_table": "A session has locked a table of this queue, and other sessions wait for it.",
 }
 """The findings that name sessions, with what they say to readers who do not see all queues."""
 

@@ -153,7 +153,7 @@ def check_host(host: str, origins: Collection[str]) -> None:
         return
     shown = host[:100]
     raise Misdirected(
-        f"This dashboard is not served as {shown!r}.",
+        f"This dashboard is not available as {shown!r}.",
         f"If this is its address, add it: Dashboard(..., origins=[{'https://' + shown!r}]).",
     )
 
@@ -343,7 +343,7 @@ async def _page(
     """Send a page; with a link if it goes to another one, or to itself."""
     refresh = link = ""
     if goes_to is not None:
-        link = f'<p><a href="{escape(goes_to)}">Go on</a></p>'
+        link = f'<p><a href="{escape(goes_to)}">Continue</a></p>'
         refresh = f'<meta http-equiv="refresh" content="0; url={escape(goes_to)}">' if goes_by_itself else ""
     html = (
         '<!doctype html><html lang="en"><meta charset="utf-8">'

@@ -260,7 +260,7 @@ def test_an_unknown_class(engine: sa.Engine, session: Session) -> None:
     assert setup.codes(2) == ["jobs_before"]
     setup.execute("UPDATE animal SET kind = 'cat' WHERE id = 1")
     assert setup.codes(1) == ["unknown_class"]
-    assert "Its kind is 'cat', which is none of the classes mapped" in setup.text("unknown_class")
+    assert "Its kind is 'cat', which belongs to no class mapped" in setup.text("unknown_class")
     setup.execute("UPDATE animal SET kind = NULL WHERE id = 1")
     assert setup.codes(1) == ["ready"]
     # The job of a subclass, by the instance.

@@ -92,7 +92,7 @@ def test_every_file_is_read_exactly_once_when_a_worker_is_killed(
     assert held
     assert int(held[1]) >= 1
     assert f"{held[1]} jobs were held by the killed worker" in result.stdout
-    assert f"{held[1]} run by others" in result.stdout
+    assert f"{held[1]} run by other workers" in result.stdout
     assert (f"{held[1]} rescued" in result.stdout) == (strategy == "update_status")
     assert re.search(r"63 jobs, \d+ jobs per second", result.stdout)
     assert schemas(database) == []

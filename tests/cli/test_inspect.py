@@ -421,7 +421,7 @@ def test_a_job(shop: Shop) -> None:
     shop.add(Email(), Email(status="failed", last_error="ValueError: no", finished_at=IN_2100))
     said = shop.ok("why", EMAIL, "1")
     assert said == (
-        "email 1 is pending\n  no_consumer: No live Consumer serves email: all have stopped, or none has run for a "
+        "email 1 is pending\n  no_consumer: No live Consumer works for email: all have stopped, or none has run for a "
         "day; start one, for instance with `sqlaqueue worker`.\n"
     )
     assert "email 2 is failed\n  finished: It failed at 2100-01-01" in shop.ok("why", EMAIL, "2")
@@ -461,7 +461,7 @@ def test_a_queue(shop: Shop) -> None:
     shop.add(Email(run_at=IN_2100), Email(run_at=IN_2100 + timedelta(days=1)), Email(status="failed"))
     assert shop.ok("why", EMAIL).splitlines() == [
         "email",
-        "  No live Consumer serves it; start one, for instance with `sqlaqueue worker`.",
+        "  No live Consumer works for it; start one, for instance with `sqlaqueue worker`.",
         "  Due: 0 jobs; the next one is due at 2100-01-01 00:00:00 UTC.",
         "  Failed: 1 job; `sqlaqueue failed` shows why.",
     ]
@@ -474,7 +474,7 @@ def test_a_queue(shop: Shop) -> None:
     said = shop.ok("why", EMAIL).splitlines()
     assert said[1:3] == [
         "  It is paused, so no job is claimed; `sqlaqueue resume` ends that.",
-        "  1 live Consumer serves it; 0 jobs running.",
+        "  1 live Consumer works for it; 0 jobs running.",
     ]
     assert said[3].startswith("  Due: 2 jobs, the oldest of them for ")
     report = '[{"failures": 8, "seconds": 5, "error": "column email.note does not exist"}]'

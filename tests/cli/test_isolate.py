@@ -239,7 +239,7 @@ def test_wrong_options_are_refused() -> None:
 
 def test_max_memory_needs_proc(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sqlaqueue.cli.worker.resident_bytes", lambda _: 0)
-    expected = "Error: --max-memory: this system has no /proc, which tells the memory of a process; leave it out"
+    expected = "Error: --max-memory: this system has no /proc, which shows the memory of a process; leave it out"
     assert refused("--isolate", "--max-memory=1g") == expected
 
 

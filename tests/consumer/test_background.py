@@ -136,7 +136,7 @@ def test_an_error_that_ends_a_consumer_is_logged_and_raised(leased: Bench, log: 
     server = leased.consumer()
     with pytest.raises(LookupError, match="broken"):
         hosted(server, fail)
-    assert "raised LookupError: broken; it no longer serves its queue" in log.text
+    assert "raised LookupError: broken; it no longer works for its queue" in log.text
     with pytest.raises(KeyError, match="the host's own"):
         hosted(server, fail_as_well)
     assert str(server.consumer.error) == "broken"

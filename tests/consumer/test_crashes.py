@@ -389,7 +389,7 @@ def test_a_run_ends_though_its_journal_is_locked(held_by_threads: Bench) -> None
     gate = Gate()
     # No pool: the connection of the handler that is given up comes back when the Consumer is gone.
     given_up = held.consumer(gate, grace=0.2, engine={"poolclass": sa.NullPool})
-    not_stopped = pytest.raises(HandlerNotStopped, match="goes on after the grace period")
+    not_stopped = pytest.raises(HandlerNotStopped, match="still runs after the grace period")
     with not_stopped, given_up.running() as server, held.engine.connect() as admin:
         context = await_start(server)
         gate.await_call()

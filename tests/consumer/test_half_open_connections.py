@@ -187,7 +187,7 @@ def test_a_handler_that_waits_for_a_silent_connection_is_named_at_the_stop(lease
     with Proxy(leased.database) as proxy:
         server = proxied(leased, proxy, driver, work, poll_interval=0.2, grace=0.5)
         with (
-            pytest.raises(HandlerNotStopped, match=r"\(job \d+, for \d+ s\) goes on after the grace"),
+            pytest.raises(HandlerNotStopped, match=r"\(job \d+, for \d+ s\) still runs after the grace"),
             server.running(),
         ):
             leased.enqueue()
@@ -221,7 +221,7 @@ def test_it_is_alive_unless_a_new_connection_answers(
         health = server.consumer.health()
         assert health.alive == (not answers_new)
         if answers_new:
-            assert "which answers others" in health.problems[0]
+            assert "which answers other requests" in health.problems[0]
         proxy.close_silent()
         if answers_new:
             wait_until(lambda: server.consumer.health().alive)

@@ -204,7 +204,7 @@ def test_a_stale_handler_cannot_delete_its_job(leased: Bench) -> None:
 
 
 def test_a_handler_may_change_its_own_row(bench: Bench) -> None:
-    """Its writes are kept, and the Consumer settles the run."""
+    """Its writes are kept, and the Consumer ends the run."""
     keys = bench.enqueue(3)
 
     async def work(io: Any, job: Any) -> None:

@@ -48,7 +48,7 @@ def test_a_database_without_any_table_may_be_the_wrong_one(patient: Patient, ser
         with Session(engine) as session:
             (finding,) = doctor(session, Email)
         assert (finding.code, finding.severity) == ("missing_table", "critical")
-        assert finding.summary.startswith(f"The database {empty.name} has none of the tables of this queue")
+        assert finding.summary.startswith(f"The database {empty.name} has no table of this queue")
         assert finding.summary.endswith("Is it the right database?")
         apply(empty.dsn, finding.fixes[1])
         with Session(engine) as session:

@@ -33,7 +33,7 @@ def test_no_consumer(patient: Patient, model: Any) -> None:
     add_old(patient, model, 3)
     finding = find("no_consumer", patient.engine, [model], SERVICE)
     assert finding.severity == "critical"
-    assert f"No live Consumer serves the queue {model.__tablename__}, and 3 jobs are due" in finding.summary
+    assert f"No live Consumer works for the queue {model.__tablename__}, and 3 jobs are due" in finding.summary
     assert "the oldest for 10 min" in finding.summary
     assert finding.fixes[0].startswith(f"sqlaqueue worker tests.doctor.models:{model.__name__}=")
     assert codes(patient.engine, [model], SERVICE, **long(unserved_for=3600)) == []

@@ -408,7 +408,7 @@ def test_a_table_that_a_claim_reads_in_its_own_order(patient: Patient) -> None:
 def test_jobs_that_nobody_runs(patient: Patient) -> None:
     patient.add(*(Plain(run_at=datetime.now(UTC) - timedelta(minutes=10)) for _ in range(3)))
     finding = patient.find("no_consumer", Plain)
-    assert finding.summary == "No live Consumer serves the queue plain, and 3 jobs are due, the oldest for 10 min."
+    assert finding.summary == "No live Consumer works for the queue plain, and 3 jobs are due, the oldest for 10 min."
     assert patient.codes(Plain, unserved_for=timedelta(hours=1)) == []
     patient.add_consumer("plain")
     finding = patient.find("backlog", Plain)

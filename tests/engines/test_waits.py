@@ -73,7 +73,7 @@ def test_a_batch_that_has_begun_takes_no_member(sessions: Sessions, state: str, 
             session.commit()
             assert states(session, batch)[1] == "waiting"
         else:
-            with pytest.raises(REFUSED, match="Batch has begun or ended: it takes no further Member"):
+            with pytest.raises(REFUSED, match="Batch has started or ended: it takes no further Member"):
                 session.execute(add)
             session.rollback()
             # A member that has ended, or comes back, is no new one.

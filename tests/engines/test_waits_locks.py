@@ -69,7 +69,7 @@ def test_a_member_that_is_added_while_its_batch_is_claimed(
         with blocked(engine, lambda: add_member(adding, member, how)) as added:
             claiming.commit() if commits else claiming.rollback()
         if commits:
-            with pytest.raises(REFUSED, match="Batch has begun or ended: it takes no further Member"):
+            with pytest.raises(REFUSED, match="Batch has started or ended: it takes no further Member"):
                 added.result()
         else:
             added.result()

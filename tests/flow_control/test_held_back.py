@@ -62,7 +62,7 @@ def test_a_limit_of_the_queue_and_one_that_lets_nothing_begin(engine: sa.Engine)
 def test_a_rate_says_until_when(engine: sa.Engine) -> None:
     job = make_queue(engine, of_customers(1, 1, 2), flow_control=[RateLimit(1, every=3600, per="customer_id")])
     claim_and_commit(engine, job, 1)
-    assert explained(engine, job, 2)["rate"].startswith("The rate of customer_id 1 is used up; a job may begin in 59 m")
+    assert explained(engine, job, 2)["rate"].startswith("The rate of customer_id 1 is used up; a job may start in 59 m")
     assert "rate" not in explained(engine, job, 3)
 
 

@@ -86,7 +86,7 @@ class HistoryQueue:
     @contextmanager
     def running(self, handler: Handler = obey, **options: Any) -> Iterator[Server]:
         """Run a Consumer in a thread, and stop it in the end."""
-        # Some tests have a handler that goes on after the grace period.
+        # Some tests have a handler that still runs after the grace period.
         with suppress(HandlerNotStopped), self.server(handler, **options).running() as server:
             yield server
 

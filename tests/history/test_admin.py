@@ -76,7 +76,7 @@ def test_wrong_arguments(database: Database) -> None:
     plain = make_model("update_status", attempt_history=None)
     with queue.sessions() as session:
         with pytest.raises(
-            StatementError, match=r"QueueAdmin.attempts\(\): Job has no attempt history; turn it on with"
+            StatementError, match=r"QueueAdmin.attempts\(\): Job has no attempt history; enable it with"
         ):
             QueueAdmin(session, plain).attempts(1)
         with pytest.raises(StatementError, match="limit=0"):

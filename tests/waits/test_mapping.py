@@ -67,7 +67,7 @@ def classes(
         ),
         (
             {"row": {"strategy": "delete_returning", "rows_are_messages": True}},
-            "cannot be told apart; leave rows_are_messages out of Row",
+            "cannot be distinguished; leave rows_are_messages out of Row",
         ),
         ({"row": {"states": States(completed=None)}}, "no status value for completed jobs"),
         (

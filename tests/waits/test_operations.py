@@ -205,13 +205,13 @@ def test_a_batch_that_has_begun_takes_no_member(engine: sa.Engine, state: str, a
         first.execute(sa.text(add))
         execute(engine, f"UPDATE batch SET status = '{state}' WHERE id = 1")
         if is_new:
-            with pytest.raises(sa.exc.IntegrityError, match="Batch 1 has begun or ended: it takes no further Member"):
+            with pytest.raises(sa.exc.IntegrityError, match="Batch 1 has started or ended: it takes no further Member"):
                 first.exec_driver_sql(APPLY)
         else:
             first.commit()
     with engine.connect() as connection:
         if is_new:
-            with pytest.raises(sa.exc.IntegrityError, match="Batch 1 has begun or ended: it takes no further Member"):
+            with pytest.raises(sa.exc.IntegrityError, match="Batch 1 has started or ended: it takes no further Member"):
                 connection.exec_driver_sql(add)
             connection.rollback()
         assert connection.scalar(sa.text("SELECT count(*) FROM member")) == 3
@@ -244,7 +244,7 @@ def test_a_new_member_of_a_batch_that_has_begun_is_refused_whatever_else(
 ) -> None:
     rows = f"{TWO}; {THREE_MEMBERS}; UPDATE batch SET status = 'processing'; {set_status('member', 'failed', 1)}"
     create(engine, *make_batch(on_failure="cancel"), rows=rows)
-    with pytest.raises(sa.exc.IntegrityError, match="Batch 1 has begun or ended: it takes no further Member"):
+    with pytest.raises(sa.exc.IntegrityError, match="Batch 1 has started or ended: it takes no further Member"):
         execute(engine, *statements, "UPDATE member SET batch_id = 1 WHERE id = 3")
 
 

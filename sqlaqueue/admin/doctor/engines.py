@@ -87,7 +87,7 @@ def check_missing_tables(examination: Examination) -> Iterator[Finding]:
                 code="missing_table",
                 queue=spec.name,
                 summary=(
-                    f"The database {database} has none of the tables of this queue. Is it the right database?"
+                    f"The database {database} has no table of this queue. Is it the right database?"
                     if everything
                     else f"The table {name} is missing."
                 ),
@@ -205,7 +205,7 @@ def check_claim_search(examination: Examination) -> Iterator[Finding]:
             consequence=(
                 "A claim locks all rows that it reads, so that the claims of other workers find none."
                 if on_mariadb
-                else "The more jobs there are, the longer each claim takes, and the longer others wait to write."
+                else "The more jobs there are, the longer each claim takes, and the longer other writers wait."
             ),
             fixes=tuple(fixes),
             facts={"index": name, "rows_more_than": small},
@@ -390,7 +390,7 @@ def check_file_settings(examination: Examination) -> Iterator[Finding]:
             code="short_busy_timeout",
             summary=f"Connections of this engine wait for the write lock for {milliseconds} ms only.",
             consequence=(
-                'Claims, settlements and handlers fail with "database is locked" while another transaction writes. '
+                'Claims, ends of jobs and handlers fail with "database is locked" while another transaction writes. '
                 "Use prepare(engine, busy_timeout=30), and remove PRAGMA busy_timeout from the program's listeners."
             ),
             fixes=("PRAGMA busy_timeout = 30000;",),
@@ -403,7 +403,7 @@ def check_file_settings(examination: Examination) -> Iterator[Finding]:
             severity="critical",
             code="read_only_file",
             summary=f"The user of this process may not write to {' and '.join(refused)}.",
-            consequence="No job can be added, claimed or settled. If workers have another user, examine it as theirs.",
+            consequence="No job can be added, claimed or ended. If workers have another user, examine it as theirs.",
             fixes=(f"chmod u+w {' '.join(map(shlex.quote, refused))}",),
             facts={"paths": refused},
         )
@@ -458,7 +458,7 @@ def check_server_settings(examination: Examination) -> Iterator[Finding]:
             severity="critical",
             code="read_only_server",
             summary="The server is read-only, as a replica is.",
-            consequence="No job can be added, claimed or settled. Give workers the address of the primary.",
+            consequence="No job can be added, claimed or ended. Give workers the address of the primary.",
             fixes=("-- Only if this is the primary.\nSET GLOBAL read_only = OFF;",),
         )
     level = connection.get_isolation_level()
@@ -466,9 +466,9 @@ def check_server_settings(examination: Examination) -> Iterator[Finding]:
         yield Finding(
             severity="notice",
             code="isolation_level",
-            summary=f"Transactions of this session begin at {level}.",
+            summary=f"Transactions of this session start at {level}.",
             consequence=(
-                "Statements of a program that claims or settles jobs by itself lock the gaps between rows as well, "
+                "Statements of a program that claims or ends jobs by itself lock the gaps between rows as well, "
                 "and meet more deadlocks. Leave isolation_level out of create_engine(); Consumers do not need it."
             ),
             fixes=("SET SESSION TRANSACTION ISOLATION LEVEL READ COMMITTED;",),
@@ -572,7 +572,7 @@ def check_history(examination: Examination) -> Iterator[Finding]:
             code="long_history",
             summary=f"The server keeps old versions of rows of {length} transactions (history list length).",
             consequence=(
-                "Each claim has to pass over them. An open transaction keeps them, which is a finding of its own, or "
+                "Each claim has to skip them. An open transaction keeps them, which is a finding of its own, or "
                 "the server removes them too slowly."
             ),
             fixes=("SET GLOBAL innodb_purge_threads = 8;",),

@@ -62,7 +62,7 @@ def check_server(examination: Examination) -> Iterator[Finding]:
             severity="critical",
             code="server_in_recovery",
             summary=f"The server {server.address}:{server.port} is a standby, which is read-only.",
-            consequence="No job can be added, claimed or settled by this connection.",
+            consequence="No job can be added, claimed or ended by this connection.",
             fixes=(
                 *([use_server(server, *server.primary)] if server.primary is not None else []),
                 "-- Only if the primary is gone for good.\nSELECT pg_promote();",
@@ -75,7 +75,7 @@ def check_server(examination: Examination) -> Iterator[Finding]:
             severity="critical",
             code="read_only_default",
             summary=f"Transactions are read-only by default: {name} is on, set by {_source(server, name)}.",
-            consequence="No job can be added, claimed or settled.",
+            consequence="No job can be added, claimed or ended.",
             fixes=(f"{writable}\n{change_setting(server, name, 'off')}",),
             facts=asdict(server.settings[name]),
         )
@@ -142,7 +142,7 @@ def check_lock_table(examination: Examination) -> Iterator[Finding]:
             queue=spec.name,
             summary=(
                 f"The server's lock table has room for about {room} locks; one claim of {BATCH} jobs of {spec.name} "
-                f"may take {locks}, so {examination.thresholds.claims_at_once} claims at once may need {needed}."
+                f"may take {locks}, so {examination.thresholds.claims_at_once} simultaneous claims may need {needed}."
             ),
             consequence='Claims may fail with "out of shared memory"; so may other statements at that time.',
             fixes=(
@@ -171,7 +171,7 @@ def check_clock(examination: Examination, now: Callable[[], datetime] = lambda: 
         summary=f"The clock of this machine is {abs(difference):.1f} s {direction} the clock of the database server.",
         consequence=(
             f"A time that a program of this machine computes, such as run_at, is due that much {later} than meant. "
-            "Leases, retries and schedules go by the server's clock: if that is the wrong one, they end or begin too "
+            "Leases, retries and schedules go by the server's clock: if that is the wrong one, they end or start too "
             "early or too late when it is corrected."
         ),
         fixes=(
@@ -374,7 +374,7 @@ def check_blocked_tables(examination: Examination) -> Iterator[Finding]:
                     f"{describe_session(session)} has locked {', '.join(each.tables)}, and {waiting} for it, the first "
                     f"for {duration_text(each.seconds)}. It is {doing}{last_statement(session)}."
                 ),
-                consequence="Until it ends, jobs are not enqueued, claimed or settled.",
+                consequence="Until it ends, jobs are not enqueued, claimed or ended.",
                 fixes=(f"-- Rolls its transaction back.\nSELECT pg_terminate_backend({session.pid});",),
                 facts={**asdict(session), "waiting": each.waiting, "tables": [*each.tables]},
             )

@@ -94,7 +94,7 @@ def check_due_jobs(examination: Examination) -> Iterator[Finding]:
                 severity="critical",
                 code="no_consumer",
                 queue=spec.name,
-                summary=f"No live Consumer serves the queue {spec.name}, and {waits}.",
+                summary=f"No live Consumer works for the queue {spec.name}, and {waits}.",
                 consequence="Its jobs do not run, unless a program claims them without a Consumer.",
                 fixes=(worker_command(examination, spec),),
                 facts=facts,
@@ -175,7 +175,7 @@ def check_consumers(examination: Examination) -> Iterator[Finding]:
                 summary=f"{len(silent)} of {len(alive)} live Consumers receive no notifications: {names}.",
                 consequence=(
                     "They find new jobs by polling only. Connect them to the server itself instead of a pooler in "
-                    "transaction mode, or turn notifications off by QueueConfig(notify=False)."
+                    "transaction mode, or disable notifications by QueueConfig(notify=False)."
                 ),
                 facts={"consumers": [each.name for each in silent]},
             )
@@ -188,7 +188,7 @@ def check_consumers(examination: Examination) -> Iterator[Finding]:
                 severity="notice",
                 code="other_version",
                 queue=spec.name,
-                summary=f"Consumers of another version than {__version__} serve the queue {spec.name}: {listed}.",
+                summary=f"Consumers of another version than {__version__} work for the queue {spec.name}: {listed}.",
                 consequence="Restart them after an upgrade, so that all work with the same rules.",
                 facts={"consumers": others},
             )
@@ -235,7 +235,7 @@ def _unclaimable_jobs(spec: QueueSpec, alive: Sequence[Any]) -> Iterator[Finding
             f"job {first} not by {refused[0][0]}: {refused[0][1].removesuffix('.')}."
         ),
         consequence=(
-            "These jobs wait; all others run. Start a version of the program that can load them, or correct their "
+            "These jobs wait; all other jobs run. Start a version of the program that can load them, or correct their "
             "rows or the constraint, trigger or policy that refuses the change."
         ),
         fixes=(f"sqlaqueue why {target_of(spec)} {shlex.quote(first)}",),
@@ -274,7 +274,7 @@ def _left_over(
     in_journal = table.name == CRASH_JOURNAL
     if in_journal:
         what = f"{number_text(number, 'entry', 'entries')} of the crash journal"
-        cause = "Their workers are dead, and pending jobs in them are run apart from others."
+        cause = "Their workers are dead, and pending jobs in them are run apart from other jobs."
     else:
         what = f"{number_text(number, 'request')} to cancel a job"
         cause = "The jobs have ended, or no Consumer runs them."
@@ -405,7 +405,7 @@ def _expired(examination: Examination, spec: QueueSpec) -> Iterator[Finding]:
     alive = len(live_consumers(examination, spec))
     target = target_of(spec)
     whose = f"though {alive_text(alive)}" if alive else "and no Consumer is alive"
-    then = "The log of the Consumers shows why they do not." if alive else "A Consumer does so when it runs."
+    then = "The log of the Consumers shows why they do not." if alive else "A Consumer rescues them when it runs."
     yield Finding(
         severity="critical",
         code="expired_leases",
@@ -580,7 +580,7 @@ def check_schedules(examination: Examination) -> Iterator[Finding]:
                 severity="notice",
                 code="unserved_schedule",
                 queue=spec.name,
-                summary=f"No live Consumer serves the queue {spec.name}, for which there are schedules: {names}.",
+                summary=f"No live Consumer works for the queue {spec.name}, for which there are schedules: {names}.",
                 consequence="The jobs that they enqueue do not run until a Consumer is started.",
                 fixes=(worker_command(examination, spec),),
                 facts={"schedules": [each.name for each in active]},

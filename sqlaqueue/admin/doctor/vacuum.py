@@ -26,7 +26,7 @@ from sqlaqueue.strategies.delete_returning import MessageStrategy
 from sqlaqueue.texts import duration_text, moment_text
 
 _CONSEQUENCE = (
-    "VACUUM removes no row that has died since then, from any table of the database, so each claim has to pass over "
+    "VACUUM removes no row that has died since then, from any table of the database, so each claim has to skip "
     "more dead rows than the one before."
 )
 
@@ -81,8 +81,8 @@ def _session(examination: Examination, server: facts.ServerState, session: facts
     else:
         doing = "is idle in a transaction" if idle else "executes in a transaction"
         what = (
-            f"{doing} that began at {moment_text(session.since)}, {duration_text(session.seconds)} ago, and keeps dead "
-            f"rows of the last {_transactions(session.age)}{last_statement(session)}"
+            f"{doing} that started at {moment_text(session.since)}, {duration_text(session.seconds)} ago, and keeps "
+            f"dead rows of the last {_transactions(session.age)}{last_statement(session)}"
         )
     fixes = [f"SELECT pg_terminate_backend({session.pid});"]
     if idle and session.role is not None:
@@ -319,7 +319,7 @@ def check_status_statistics(examination: Examination) -> Iterator[Finding]:
 
 
 _OFF = {"off", "false", "no", "0", "f", "n", "of", "fa", "fal", "fals"}
-_DEAD_ROWS = "Each claim has to pass over the dead rows, and the table grows."
+_DEAD_ROWS = "Each claim has to skip the dead rows, and the table grows."
 
 
 def check_autovacuum(examination: Examination) -> Iterator[Finding]:
@@ -422,7 +422,7 @@ def _dead_rows(
         code="dead_rows",
         queue=queue,
         summary=(
-            f"The table {table.name} has {table.dead} dead rows beside {table.live} live ones; autovacuum begins at "
+            f"The table {table.name} has {table.dead} dead rows for {table.live} live ones; autovacuum starts at "
             f"{threshold:.0f}. It was last vacuumed: {_time_text(table.last_vacuum, table.since_vacuum)}.{now}"
         ),
         consequence=f"{_DEAD_ROWS} If VACUUM does not remove them, an old transaction keeps them.",

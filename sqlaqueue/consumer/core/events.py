@@ -201,7 +201,7 @@ def _description(event: JobEvent) -> str:
 
 
 def _when(event: JobEvent) -> str:
-    return f"in {seconds_text(event.delay)}" if event.delay else "at once"
+    return f"in {seconds_text(event.delay)}" if event.delay else "immediately"
 
 
 def _error(event: JobEvent) -> str:

@@ -206,7 +206,7 @@ class ForkGuard:
             f"sqlaqueue: process {os.getpid()} was forked from process {self._pid} by the handler {names} of queue "
             f"{self._queue!r}, and {how}. It is ended with code {code}, because the connections belong to its parent, "
             "which continues the job. End a child process within the handler by os._exit(), or use subprocess or "
-            "multiprocessing, which do so.\n"
+            "multiprocessing, which use it.\n"
         )
         # Not by logging: a thread that exists only in the parent may have held the lock of a log handler.
         with contextlib.suppress(OSError):

@@ -302,7 +302,7 @@ def _fire_apart(process: FiringProcess, state: GroupState) -> Routine:
 
 def _record(state: GroupState, firing: Firing) -> Routine:
     for name, first in firing.missed:
-        text = "schedule %r: ticks from %s on were missed, and are passed over"
+        text = "schedule %r: ticks from %s on were missed, and are skipped"
         logger.warning(text, name, first, extra=fields("ticks_missed", schedule=name))
     for fired in firing.fired:
         text = "schedule %r fired for %s" if fired.key is not None else "schedule %r: no job for %s, as one is there"

@@ -126,7 +126,7 @@ def end_overdue(maintenance: Maintenance, now: float) -> Routine:
         for one in unsettled:
             key = one.run.key
             extra = context.log_fields("timed_out", job_key=key_value(key), attempt=one.run.attempt)
-            text = "queue %s: job %s exceeded its timeout of %g s, and cannot be settled before its handler returns"
+            text = "queue %s: job %s exceeded its timeout of %g s, and cannot end before its handler returns"
             logger.warning(text, context.spec.name, key_text(key), timeout, extra=extra)
         settled = [one for one in finished if one not in [*result.lease_lost, *unsettled]]
         apply(context, Report(settled=settled, lease_lost=result.lease_lost))
@@ -153,7 +153,7 @@ def record_timeout(context: ConsumerContext, executor: Executor) -> None:
     runs, timeout = runs_of(executor.group), context.settings.timeout
     if executor.timed_out:
         text = (
-            "queue %s: job %s was cancelled at its timeout of %g s, and its handler goes on; it is cancelled again, "
+            "queue %s: job %s was cancelled at its timeout of %g s, and its handler still runs; it is cancelled again, "
             "and the job stays claimed until it ends"
         )
         for run in runs:

@@ -273,7 +273,7 @@ class Retention:
         constraint = getattr(getattr(error.orig, "diag", None), "constraint_name", None)
         self._warn_once(
             constraint or getattr(error.orig, "sqlstate", None) or what,
-            "%s: job %s is %s and older than %s, and cannot be deleted: %s. It stays, as do others for which the same "
+            "%s: job %s is %s and older than %s, and cannot be deleted: %s. It stays, as do all jobs for which this "
             'is true; tables that refer to it need ondelete="CASCADE" or "SET NULL", and an index on their foreign key',
             self._spec.model.__name__,
             None if key is None else key_text(key),
@@ -301,7 +301,7 @@ class Retention:
             if row is not None:
                 self._warn_once(
                     name,
-                    "%s: job %s is %s and older than %s, and stays, as do others like it: the foreign key %s refers to "
+                    "%s: job %s is %s and older than %s, and stays, as do all like it: the foreign key %s refers to "
                     'it and has no ON DELETE; give that foreign key ondelete="CASCADE" or "SET NULL" and an index, '
                     "or delete what refers to finished jobs first",
                     spec.model.__name__,

@@ -614,7 +614,7 @@ class QueryPlanConformance:
                 assert claimed == order[:N], f"claimed {claimed} without {switched_off}"
                 # The claim must not have locked or written any other job.
                 left = len(another.scalars(claim(queue.Job, ALL)).all())
-                assert left == 40 - N, f"{left} of {40 - N} others are left without {switched_off}"
+                assert left == 40 - N, f"{left} of {40 - N} other jobs are left without {switched_off}"
 
     def test_no_plan_of_a_small_table_is_reused(self, queue: QueueUnderTest) -> None:
         """A plan that reads a small table and compares each row with each is very slow once the table has grown.

@@ -56,11 +56,11 @@ class EngineUnderTest:
 
 _ONE_WRITER = Exemption(
     "SQLite has one write lock: a transaction that writes waits until the one before it has ended",
-    feature="Transactions that write at the same time, and verbs that skip locked rows instead of waiting",
+    feature="Transactions that write at the same time, and claims that skip locked rows instead of waiting",
 )
 _SQLITE_CHILD_ROWS = Exemption(
     _ONE_WRITER.why,
-    feature="Claims and settlements of a job beside an open transaction that inserts a row referring to it",
+    feature="A job is claimed and ended while an open transaction inserts a row referring to it",
 )
 _SECOND_TABLE = Exemption(
     _ONE_WRITER.why, feature="Claims with a filter that joins a second table, and lock no row of it"
@@ -72,7 +72,7 @@ _NO_CHANGE_BETWEEN = Exemption(
 _PLANS = Exemption("the test reads the plans of PostgreSQL and switches its methods off", tried=False)
 _OWN_CLOCK = Exemption(
     "SQLite runs in the program, so that its clock is that of the machine",
-    feature="Times from the clock of a server, whatever the clocks of the workers say",
+    feature="Times from the clock of a server, independent of the clocks of the workers",
     tried=False,
 )
 
@@ -187,7 +187,7 @@ _NO_GATE = Exemption(
 )
 _MARIADB_CHILD_ROWS = Exemption(
     "InnoDB has one kind of lock for changes, with which the shared lock of a foreign key conflicts",
-    feature="Claims and settlements of a job beside an open transaction that inserts a row referring to it",
+    feature="A job is claimed and ended while an open transaction inserts a row referring to it",
     tried=False,
 )
 _ONE_TABLE = Exemption(

@@ -285,7 +285,7 @@ class QueueUnderTest:
         with self.session() as session:
             keys = session.scalars(verb).all()
             session.commit()
-        assert len(keys) == len(set(keys)), "a key came back twice"
+        assert len(keys) == len(set(keys)), "a key was returned twice"
         return set(keys)
 
     def execute(self, statement: str | sa.Executable, **parameters: Any) -> Any:

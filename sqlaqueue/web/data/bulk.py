@@ -90,7 +90,7 @@ _EFFECTS: dict[tuple[BulkAction, str], str] = {
     **{("change", state): f"left alone: {state} already" for state in FINISHED},
     **{("requeue", state): "will be pending again" for state in FINISHED},
     **{("cancel", state): f"left alone: {state} already" for state in FINISHED},
-    **{("purge", state): "will be deleted for ever" for state in FINISHED},
+    **{("purge", state): "will be deleted permanently" for state in FINISHED},
 }
 
 

@@ -283,7 +283,7 @@ def _why_not(job: StoredJob) -> str:
     if job.state == "processing":
         return "It is processing. Wait for its end, or cancel it first."
     if job.state not in {"pending", *FINISHED}:
-        return "Its status is none that the queue uses."
+        return "Its status is not one that the queue uses."
     return ""
 
 

@@ -280,7 +280,7 @@ def _moment(_: Any, text: str) -> datetime:
 def _naive_moment(_: Any, text: str) -> datetime:
     moment = _parsed(datetime.fromisoformat, text, "Write a date and a time, such as 2030-12-31T08:00.")
     if moment.tzinfo is not None:
-        raise WrongValue("Leave out the zone: the column has none.")
+        raise WrongValue("Leave out the zone: the column stores no zone.")
     return moment
 
 

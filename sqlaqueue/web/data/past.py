@@ -170,7 +170,7 @@ def read_durations(
     if isinstance(found, Unavailable):
         return Durations(waits=found, runs=found)
     if found.source == "jobs" and not reader.spec.has("started_at"):
-        reason = f"{reader.spec.model.__name__} does not store when a run began."
+        reason = f"{reader.spec.model.__name__} does not store when a run started."
         fixes = (attempt_history_fix(reader.spec), _add_role(reader.spec, "started_at"))
         lacking = Unavailable(reason=reason, fixes=fixes)
         return Durations(waits=lacking, runs=lacking)
@@ -192,7 +192,7 @@ def _waits(reader: QueueReader, found: FinishedJobs, within: timedelta) -> Perce
         reason = "The rows of completed jobs are deleted, and with them the time when they were enqueued."
         return Unavailable(reason=reason)
     if not spec.has("attempts"):
-        reason = f"{spec.model.__name__} leaves out the queue attribute 'attempts', which tells the last attempt."
+        reason = f"{spec.model.__name__} leaves out the queue attribute 'attempts', which identifies the last attempt."
         return Unavailable(reason=reason, fixes=(_add_role(spec, "attempts"),))
     if not reader.pages.has_lateral and not all(isinstance(key.type, sa.Integer | sa.String) for key in spec.keys):
         reason = f"On {reader.pages.title} the rows of attempts are looked up by keys that are numbers or texts."

@@ -393,7 +393,7 @@ def read_server(
     """Return the tables of a queue, and what keeps their dead rows; why not, of a database other than PostgreSQL."""
     pages = pages_of(session, spec.mapper)
     if not pages.has_plans:
-        sizes = f"Sizes and dead rows are statistics of PostgreSQL, so there are none for {pages.title}."
+        sizes = f"Sizes and dead rows are statistics of PostgreSQL, which {pages.title} does not have."
         holders = f"This is read from the catalogs of PostgreSQL. Health says what is wrong with {pages.title}."
         return Part(Unavailable(reason=sizes)), Part(Unavailable(reason=holders))
     tables: Part[list[QueueTable] | Unavailable] = attempt_part(session, read_tables, spec)
@@ -597,7 +597,7 @@ def _change_schedule(
         try:
             kept = from_json(spec, of, {name: info.values[name] for name in stored.hidden})
         except ConfigurationError:
-            text = "A value of a redacted column is none of its type. Correct it in the database."
+            text = "A value of a redacted column is not of its type. Correct it in the database."
             return replace(form, problem=text)
         changes["values"] = values | kept
     try:

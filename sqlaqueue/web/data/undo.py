@@ -73,7 +73,7 @@ def why_not(spec: QueueSpec) -> str:
     if not spec.has("status"):
         return "Claims of this queue delete its rows, and a requeue inserts them again."
     if spec.waits or spec.awaited_by:
-        return "Jobs of this queue wait for each other, and others may have changed with them."
+        return "Jobs of this queue wait for each other, and further jobs may have changed with them."
     if isinstance(spec.strategy, ExistingMessages):
         return "The application fills the table of this queue's messages itself."
     return ""

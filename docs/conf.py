@@ -10,8 +10,15 @@ author = "sqlaqueue contributors"
 version = release = sqlaqueue.__version__
 
 sys.path.append(str(Path(__file__).parent / "_extensions"))
-extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinxcontrib.mermaid", "default_values", "source_pages"]
-exclude_patterns = ["_build"]
+extensions = [
+    "myst_parser",
+    "sphinx.ext.autodoc",
+    "sphinxcontrib.mermaid",
+    "default_values",
+    "reference_pages",
+    "source_pages",
+]
+exclude_patterns = ["_build", "_api"]
 default_role = "code"
 nitpicky = True
 nitpick_ignore_regex = [

@@ -23,10 +23,10 @@ _PYTHON_TYPES: Sequence[tuple[type[Any], type[Any]]] = ((sa.Integer, int), (sa.E
 
 @dataclass(frozen=True)
 class Distribution:
-    """The attribute by whose column Citus distributes a queue's table, and its values that a Consumer serves in turn.
+    """The attribute by which Citus distributes a queue's table, and its values, on which a Consumer works in rotation.
 
-    A claim takes jobs of one value, since Citus locks rows on one shard only. The next claim begins with the value
-    after it, so each value is served after at most one claim of each other value.
+    A claim takes jobs of one value, since Citus locks rows on one shard only. The next claim starts with the value
+    after it, so each value is claimed after at most one claim of each other value.
 
     ::
 

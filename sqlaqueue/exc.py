@@ -1,4 +1,4 @@
-"""The errors that sqlaqueue raises, and the signals that a handler raises to settle its run.
+"""The errors that sqlaqueue raises, and the signals that a handler raises to end its run.
 
 All of them derive from :class:`SqlaqueueError`.
 """
@@ -75,9 +75,9 @@ class StatementError(SqlaqueueError):
 
 
 class NotClaimedError(SqlaqueueError):
-    """A statement that settles or extends a run was given a job that this process does not hold.
+    """A statement that ends or extends a run was given a job that this process does not hold.
 
-    The instance was not returned by a claim, its run is settled already, or the transaction that held it has ended.
+    The instance was not returned by a claim, its run has ended already, or the transaction that held it has ended.
     """
 
 
@@ -109,7 +109,7 @@ class LeaseLost(SqlaqueueError):
 
 
 class HandlerMisuseError(SqlaqueueError):
-    """A handler did what only its Consumer may do, such as to settle its job or to commit a held transaction."""
+    """A handler did what only its Consumer may do, such as to end its job or to commit a held transaction."""
 
 
 class JobTimeout(SqlaqueueError):
@@ -120,10 +120,11 @@ class JobTimeout(SqlaqueueError):
 
 
 class HandlerNotStopped(SqlaqueueError):
-    """A Consumer has stopped, but a handler goes on after the grace period.
+    """A Consumer has stopped, but a handler still runs after the grace period.
 
     A thread cannot be ended, and a task may swallow its cancellation. The job has been released, or is when its lease
-    expires, and the handler's result is refused; but what it does outside the database goes on until the process ends.
+    expires, and the handler's result is refused; but what it does outside the database continues until the process
+    ends.
 
     :param handlers: for each such call the handler with its module, the keys of its jobs, and how long it has run.
     """
@@ -141,7 +142,7 @@ class WorkerDied(SqlaqueueError):
 
 
 class WaitTimeout(SqlaqueueError, TimeoutError):
-    """The job was not settled within the timeout of :func:`~sqlaqueue.wait`; it continues."""
+    """The job has not ended within the timeout of :func:`~sqlaqueue.wait`; it continues."""
 
 
 class JobFailed(SqlaqueueError):
@@ -156,7 +157,7 @@ class JobFailed(SqlaqueueError):
 
 
 class HandlerSignal(SqlaqueueError):
-    """Base class of what a handler raises to settle its run in another way than as completed."""
+    """Base class of what a handler raises to end its run in another way than as completed."""
 
 
 class Retry(HandlerSignal):
@@ -211,10 +212,10 @@ class Throttle(HandlerSignal):
             if response.status_code == 429:
                 raise Throttle(int(response.headers["Retry-After"]), per="customer_id")
 
-    :param until: until when no job of the key begins: seconds or :class:`~datetime.timedelta` from now, or a
+    :param until: until when no job of the key starts: seconds or :class:`~datetime.timedelta` from now, or a
         :class:`~datetime.datetime` with a time zone.
     :param per: the attributes of a :class:`~sqlaqueue.RateLimit` of the queue, as its ``per`` names them. All rates
-        with this key are held back. None means those of the whole queue.
+        with this key are blocked. None means those of the whole queue.
     :raises ConfigurationError: if ``until`` is no such time, below zero or without a time zone, or ``per`` is neither
         a name nor several. If the queue has no such rate, the attempt fails with this error.
     """
@@ -287,7 +288,7 @@ class UnknownFunction(Fail):
 
 
 class Cancel(HandlerSignal):
-    """The job is not needed any more, and is settled as cancelled.
+    """The job is not needed any more, and ends as cancelled.
 
     ::
 

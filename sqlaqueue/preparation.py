@@ -29,7 +29,7 @@ def prepare(engine: EngineT, *, busy_timeout: float | None = None) -> EngineT:
         engine = prepare(create_engine("sqlite:///jobs.db"))
         async_engine = prepare(create_async_engine("mariadb+asyncmy://user:password@host/shop"))
 
-    ``create_engine(url, plugins=["sqlaqueue"])`` and a URL with ``?plugin=sqlaqueue`` do the same.
+    ``create_engine(url, plugins=["sqlaqueue"])`` and a URL with ``?plugin=sqlaqueue`` prepare the engine too.
 
     :param engine: an Engine or an AsyncEngine. One that ``execution_options()`` has made is prepared together with that
         from which it was made.

@@ -115,8 +115,8 @@ class Scheduler(SchedulerBase):
             session.execute(select(Email))  # the program goes on
 
     :param session_factory: creates sessions, such as a ``sessionmaker(engine)``.
-    :param schedules: the Schedules of the program. They are written into the database at the start. Those that others
-        have stored beside them are fired as well, if this process has imported the classes of their jobs. A queue class
+    :param schedules: the Schedules of the program. They are written into the database at the start. Those that other
+        programs have stored are fired as well, if this process has imported the classes of their jobs. A queue class
         in the list stands for schedules that are only added at run time.
     :param reset: write the program's definitions even where they were changed at run time.
     :param signals: whether SIGTERM and SIGINT stop it while it runs in the main thread.

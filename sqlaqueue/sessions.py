@@ -19,7 +19,7 @@ WRITES_OPTION = "sqlaqueue_writes"
 
 
 def is_write(statement: object) -> bool:
-    """Return whether a statement writes: an INSERT, UPDATE or DELETE, a claim, or another verb.
+    """Return whether a statement writes: an INSERT, UPDATE or DELETE, a claim, or another statement about jobs.
 
     It is for the ``get_bind()`` of a session class that reads from a replica, which takes a claim for a SELECT::
 

@@ -327,9 +327,9 @@ class Cancelled:
     asked: list[Any] = field(default_factory=list)
     """The running jobs whose cancellation has been requested."""
     missing: list[Any] = field(default_factory=list)
-    """Jobs that are neither pending nor running: given instances and keys, also of ``JobFilter(keys=...)``, whose jobs
-    do not exist or have finished; and jobs that finished after they had been selected. A key that was given as a text
-    is here in the type of its column."""
+    """Jobs that are neither pending nor running: given instances and keys, including those of
+    ``JobFilter(keys=...)``, whose jobs do not exist or have finished; and jobs that finished after they had been
+    selected. A key that was given as a text is here in the type of its column."""
     refused: dict[Any, str] = field(default_factory=dict)
     """Of several jobs those that the database refuses to change, each with the error."""
 

@@ -52,7 +52,7 @@ class Facts:
     key: Any
     """The key as it was given: a value, or a tuple for a composite key."""
     info: JobInfo | None
-    """The job; None if there is none."""
+    """The job; None without an error."""
     row: Mapping[str, Any] = field(default_factory=dict)
     """The values of its row, by column name."""
     paused_since: datetime | None = None
@@ -78,7 +78,7 @@ class Facts:
     waits_for_duplicate: bool = False
     """Whether it waits until a duplicate does not count any more."""
     duplicate: JobInfo | None = None
-    """The duplicate that counts, of a job that waits for it or has finished; None if there is none."""
+    """The duplicate that counts, of a job that waits for it or has finished; None without an error."""
     awaited: Sequence[Awaited] | None = ()
     """What a waiting job waits for, and what that waits for, to the end of the chain; None if it was not read."""
     is_open: bool = False

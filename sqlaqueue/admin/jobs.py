@@ -362,7 +362,7 @@ def failures(session: Session, model: type[Any], *, examples: int = 3) -> list[F
 
 @dataclass(frozen=True, kw_only=True)
 class JobInfo:
-    """One job. Attributes that the queue leaves out are None.
+    """One job. Attributes that the queue leaves out have the value None.
 
     ::
 

@@ -122,7 +122,7 @@ class QueueAdmin(_SyncAdmin):
             admin.requeue(JobFilter(states=("failed",), error="TimeoutError"))
 
     Methods that only read leave the transaction of the session open. Methods that change something execute and commit;
-    those that change many jobs do so in batches, and commit each.
+    those that change many jobs work in batches, and commit each.
 
     A key is the value of the primary key, or a tuple for a composite key; a text is converted by the database, so that
     the key may come from a command line.
@@ -179,7 +179,7 @@ class QueueAdmin(_SyncAdmin):
         return reading.job(self._session, self.model, key)
 
     def count(self, job_filter: JobFilter | None = None) -> dict[str, int]:
-        """Return the number of jobs by state, without states that have none, such as ``{"failed": 3}``.
+        """Return the number of jobs by state, without states that no job has, such as ``{"failed": 3}``.
 
         :param job_filter: selects jobs; None for all.
         :raises StatementError: if the model leaves out an attribute that ``job_filter`` needs.
@@ -272,7 +272,7 @@ class QueueAdmin(_SyncAdmin):
 
         Of several jobs with the same values of :class:`~sqlaqueue.Unique` one becomes pending: in one batch the newest,
         and none if that of an earlier batch is pending already. Batches are in the order of the keys. The result names
-        the others, of which ``Unique(on_return=...)`` says what becomes of them.
+        those left, of which ``Unique(on_return=...)`` says what becomes of them.
 
         ::
 
@@ -549,7 +549,7 @@ class ScheduleAdmin(_SyncAdmin):
     def get(self, name: str) -> ScheduleInfo:
         """Return one schedule.
 
-        :raises StatementError: if there is none of this name.
+        :raises StatementError: if no schedule has this name.
         """
         return stored.schedule(self._session, self.model, name)
 
@@ -577,35 +577,35 @@ class ScheduleAdmin(_SyncAdmin):
     def pause(self, name: str) -> None:
         """Pause a schedule, and commit. The ticks until it is resumed are skipped.
 
-        :raises StatementError: if there is none of this name.
+        :raises StatementError: if no schedule has this name.
         """
         stored.pause_schedule(self._session, self.model, name)
 
     def resume(self, name: str) -> None:
         """Resume a paused schedule with its next tick, and commit.
 
-        :raises StatementError: if there is none of this name.
+        :raises StatementError: if no schedule has this name.
         """
         stored.resume_schedule(self._session, self.model, name)
 
     def remove(self, name: str) -> None:
         """Delete a schedule, and commit. A program that still declares it stores it again when it starts.
 
-        :raises StatementError: if there is none of this name.
+        :raises StatementError: if no schedule has this name.
         """
         stored.remove_schedule(self._session, self.model, name)
 
     def reset(self, name: str) -> None:
         """Replace what was changed at run time by the definition of the program, and commit.
 
-        :raises StatementError: if there is none of this name, or no program has declared it.
+        :raises StatementError: if no schedule has this name, or no program has declared it.
         """
         stored.reset_schedule(self._session, self.model, name)
 
     def run(self, name: str) -> None:
-        """Let a running process fire a schedule now, beside its ticks and even if it is paused, and commit.
+        """Let a running process fire a schedule now, in addition to its ticks and even if it is paused, and commit.
 
-        :raises StatementError: if there is none of this name.
+        :raises StatementError: if no schedule has this name.
         """
         stored.run_schedule(self._session, self.model, name)
 

@@ -286,11 +286,11 @@ class Depth:
     due: int
     """The number of pending jobs whose time has come, of the first hundred priorities."""
     oldest_due: float | None
-    """The seconds for which the oldest of them has been due; None if there is none, or the model does not tell."""
+    """The seconds for which the oldest of them has been due; None without such a job, or without due times."""
     processing: int | None
     """The number of jobs that read as processing; None under a strategy that holds a transaction, or without leases."""
     running: int | None
-    """The number of those that have a lease: the others wait for a duplicate. None like ``processing``."""
+    """The number of those that have a lease: the other jobs wait for a duplicate. None like ``processing``."""
     expired: int | None
     """The number of those whose lease has expired, and that were not rescued yet. None like ``processing``."""
 
@@ -360,7 +360,7 @@ class Stats:
     due: int
     """The number of pending jobs whose time has come, including those that an open transaction holds."""
     oldest_due: float | None
-    """The seconds for which the oldest of them has been due; None if there is none, or the model does not tell."""
+    """The seconds for which the oldest of them has been due; None without such a job, or without due times."""
     running: int
     """The number of running jobs; under a strategy that holds a transaction, those of the last heartbeats."""
     failed_by_attempts: dict[int, int]

@@ -18,7 +18,7 @@ from sqlaqueue.consumer.tasks import TaskRunner
 
 
 class AsyncConsumer(RunsInTask[T]):
-    """Claims jobs, awaits a coroutine for each, and settles the runs; :class:`~sqlaqueue.Consumer` has the parameters.
+    """Claims jobs, awaits a coroutine for each, and ends them; :class:`~sqlaqueue.Consumer` has the parameters.
 
     ``timeout`` cancels the handler, and the run counts as a failed attempt. A handler that exceeds ``grace`` is
     cancelled too, and its job is released.
@@ -42,11 +42,11 @@ class AsyncConsumer(RunsInTask[T]):
         """Run jobs until :meth:`stop` is called or, in the main thread, SIGTERM or SIGINT arrives.
 
         A signal stops every Consumer of the process, and then calls the signal handler that the program had set. A
-        second signal goes to that handler; without one it ends the process at once, and no job is lost. Cancelling the
-        task that runs this stops it as well: the handlers are cancelled, and their jobs released.
+        second signal goes to that handler; without one it ends the process immediately, and no job is lost. Cancelling
+        the task that runs this stops it as well: the handlers are cancelled, and their jobs released.
 
         :raises ConfigurationError: if the connection pool is too small.
-        :raises HandlerNotStopped: if a handler goes on after the grace period.
+        :raises HandlerNotStopped: if a handler still runs after the grace period.
         """
         await self._serve(draining=False)
 
@@ -54,8 +54,9 @@ class AsyncConsumer(RunsInTask[T]):
     async def run_all(*consumers: AsyncConsumer[Any]) -> None:
         """Run several AsyncConsumers in this event loop, each in its own task, until all have ended.
 
-        In the main thread a signal stops all of them. If one ends with an error, the others are stopped in order and
-        the error is raised; further errors are logged. Cancelling the task that runs this stops all of them as well.
+        In the main thread a signal stops all of them. If one ends with an error, the other Consumers are stopped
+        gracefully and the error is raised; further errors are logged. Cancelling the task that runs this stops all of
+        them as well.
 
         :raises ConfigurationError: without Consumers, if one is given twice, or if they share a pool that is too small
             for all.
@@ -89,9 +90,9 @@ class AsyncConsumer(RunsInTask[T]):
         :meth:`run`.
 
         :raises ConfigurationError: if the connection pool is too small.
-        :raises DBAPIError: if the database cannot be reached for about ten seconds at the beginning. After the first
+        :raises DBAPIError: if the database cannot be reached for about ten seconds at the start. After the first
             claim it is waited for, as by :meth:`run`.
-        :raises HandlerNotStopped: if a handler goes on after the grace period.
+        :raises HandlerNotStopped: if a handler still runs after the grace period.
         """
         return await self._serve(draining=True)
 

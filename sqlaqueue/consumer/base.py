@@ -96,7 +96,7 @@ class ConsumerBase:
     def add_middleware(self, middleware: Callable[..., Any]) -> None:
         """Add a middleware outside of those that the Consumer has, as if it stood first in its list.
 
-        It has no effect on a run that has begun.
+        It has no effect on a run that has started.
 
         :raises ConfigurationError: if it cannot be called with a job and a callable, or is of the other kind.
         """
@@ -189,7 +189,7 @@ class ConsumerBase:
 
     @property
     def connections(self) -> int:
-        """The most connections it uses at once: for each handler, for its maintenance, and for its schedules."""
+        """The most connections it has at a time: for each handler, for its maintenance, and for its schedules."""
         return self._settings.connections
 
     @property
@@ -294,7 +294,7 @@ class _InBackground(ConsumerBase, Generic[T, Result]):
 
     @property
     def running(self) -> bool:
-        """Whether it serves its queue, in ``run()``, ``drain()`` or a ``with`` block.
+        """Whether it works for its queue, in ``run()``, ``drain()`` or a ``with`` block.
 
         If it is False within the block, the Consumer has ended; :attr:`error` contains the reason.
         """
@@ -302,7 +302,7 @@ class _InBackground(ConsumerBase, Generic[T, Result]):
 
     @property
     def error(self) -> BaseException | None:
-        """The error that ended the Consumer of a ``with`` block; None if there is none."""
+        """The error that ended the Consumer of a ``with`` block; None without an error."""
         return self._error
 
     def _begin(self, context: ConsumerContext) -> None:

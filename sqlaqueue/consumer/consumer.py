@@ -137,7 +137,7 @@ class ConsumerGroup:
 
 
 class Consumer(RunsInThread[T]):
-    """Claims jobs, calls a handler for each, and settles the runs.
+    """Claims jobs, calls a handler for each, and stores how it ended.
 
     :param model: a queue class, or ``select(Model).where(...)`` to run only some of its jobs.
     :param handler: ``handler(session, job)``, or ``handler(session, jobs)`` with ``batch=True``; or a dict of handlers
@@ -149,14 +149,14 @@ class Consumer(RunsInThread[T]):
         ``session_factory`` is used.
     :param batch_size: the most jobs of one claim. By default a claim takes about as many jobs as run within a second,
         and at most 500, or ``concurrency`` if that is larger; of large rows it takes fewer, about 32 MB. If it is given
-        with ``batch=True`` or under a strategy that holds a transaction, a claim takes the whole number, however long
-        the jobs take and whatever they weigh.
-    :param concurrency: the number of handlers that run at once.
+        with ``batch=True`` or under a strategy that holds a transaction, a claim takes the whole number, regardless of
+        how long the jobs take and how large they are.
+    :param concurrency: the number of handlers that run at the same time.
     :param poll_interval: seconds or a timedelta between polls of an empty queue.
     :param lease: replaces the lease of the queue's config.
     :param timeout: seconds or a timedelta after which the attempt has failed and a handler's result is refused. A
-        thread cannot be stopped, so under a lease the run is settled while the handler continues. If the handler has
-        locked the job's row, or a transaction holds the job, the run is settled when the handler returns.
+        thread cannot be stopped, so under a lease the run ends in the database while the handler continues. If the
+        handler has locked the job's row, or a transaction holds the job, the run ends when the handler returns.
     :param grace: seconds or a timedelta for which running handlers may continue after ``stop()`` before their jobs are
         released.
     :param retry: replaces the retry policy of the queue's config.
@@ -169,7 +169,7 @@ class Consumer(RunsInThread[T]):
     :param middleware: callables around each call of a handler, outermost first: ``function(job, call)`` calls
         ``call()`` once and sees its result or exception. With ``batch=True`` it receives the list of jobs.
     :param distribution: the :class:`~sqlaqueue.citus.Distribution` of a table that Citus distributes by a column: the
-        shards that it serves in turn.
+        shards that it works on in rotation.
     :raises ConfigurationError: for an invalid argument.
 
     ``with Consumer(...):`` runs it in a background thread until the block ends, and leaves signals to the program.
@@ -186,10 +186,10 @@ class Consumer(RunsInThread[T]):
         """Run jobs until :meth:`stop` is called or, in the main thread, SIGTERM or SIGINT arrives.
 
         A signal stops every Consumer of the process, and then calls the signal handler that the program had set. A
-        second signal goes to that handler; without one it ends the process at once, and no job is lost.
+        second signal goes to that handler; without one it ends the process immediately, and no job is lost.
 
         :raises ConfigurationError: if the connection pool is too small.
-        :raises HandlerNotStopped: if a handler goes on after the grace period.
+        :raises HandlerNotStopped: if a handler still runs after the grace period.
         """
         self._serve(draining=False)
 
@@ -197,8 +197,8 @@ class Consumer(RunsInThread[T]):
     def run_all(*consumers: Consumer[Any]) -> None:
         """Run several Consumers in this process, each in its own thread, until all have ended.
 
-        In the main thread a signal stops all of them. If one ends with an error, the others are stopped in order and
-        the error is raised; further errors are logged.
+        In the main thread a signal stops all of them. If one ends with an error, the other Consumers are stopped
+        gracefully and the error is raised; further errors are logged.
 
         :raises ConfigurationError: without Consumers, if one is given twice, or if they share a pool that is too small
             for all.
@@ -222,9 +222,9 @@ class Consumer(RunsInThread[T]):
         :meth:`run`.
 
         :raises ConfigurationError: if the connection pool is too small.
-        :raises DBAPIError: if the database cannot be reached for about ten seconds at the beginning. After the first
+        :raises DBAPIError: if the database cannot be reached for about ten seconds at the start. After the first
             claim it is waited for, as by :meth:`run`.
-        :raises HandlerNotStopped: if a handler goes on after the grace period.
+        :raises HandlerNotStopped: if a handler still runs after the grace period.
         """
         return self._serve(draining=True)
 

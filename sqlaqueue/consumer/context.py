@@ -502,7 +502,7 @@ class Health:
     """The health of a Consumer, see :meth:`Consumer.health() <sqlaqueue.Consumer.health>`."""
 
     alive: bool
-    """Whether it runs, and its maintenance loop goes on or waits for the database: that is no reason to restart it.
+    """Whether it runs, and its maintenance loop runs or waits for the database: that is no reason to restart it.
 
     It is false if something waits for the database far longer than it may, although a new connection is answered.
     """

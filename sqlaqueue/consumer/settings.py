@@ -263,7 +263,7 @@ class ConsumerSettings(NamedTuple):
     grace: float
     schedules: Sequence[ScheduleGroup] = ()
     distribution: Distribution | None = None
-    """The shards that it serves in turn, of a distributed table."""
+    """The shards that it works on in rotation, of a distributed table."""
     dispatch: Dispatch | None = None
     """Calls the handler of a job's class, where each class has its own."""
 

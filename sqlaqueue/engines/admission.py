@@ -1,4 +1,4 @@
-"""Flow control in steps: the jobs that a claim takes, the first ones that no limit, rate or order holds back.
+"""Flow control in steps: the jobs that a claim takes, the first ones that no limit, rate or order blocks.
 
 PostgreSQL locks keys and counts within one statement. Here a claim reads candidates in claim order, and counts in
 Python. On a database with one writer nothing else can change meanwhile. On another one it looks first, locks the keys
@@ -91,7 +91,7 @@ class Admission:
         return _Admitting(self, connection, given).run()
 
     def in_order(self, rows: AnySelect, keys: Sequence[Key]) -> AnySelect:
-        """Return the claimed rows in the order in which they were admitted, where keys take turns."""
+        """Return the claimed rows in the order in which they were admitted, where keys alternate."""
         if self.flow.turn is None or not keys:
             return rows
         spec = self.spec
@@ -165,7 +165,7 @@ class _Candidate(NamedTuple):
     concerned: list[tuple[Check, int, int | None]]
     """The checks in which it has a key, the hash of that, and how many jobs of the key may run; None for any number."""
     weight: Any
-    """How many jobs one turn of its key has, where keys take turns."""
+    """How many jobs one turn of its key has, where keys alternate."""
 
 
 class _Admitting:

@@ -1,4 +1,4 @@
-"""The rows that a claim under flow control takes: the first jobs that no limit, rate or order holds back."""
+"""The rows that a claim under flow control takes: the first jobs that no limit, rate or order blocks."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from sqlaqueue.sql.portable import setting
 from sqlaqueue.sql.types import RowLocation
 
 # -- admitted ----------------------------------------------------------------------------------------------------------
-# Claims under flow control: the first jobs that no limit, rate or order holds back.
+# Claims under flow control: the first jobs that no limit, rate or order blocks.
 #
 # For each group (:mod:`~sqlaqueue.flow_control.turns`), jobs are read in order, and pass these steps one by one:
 #

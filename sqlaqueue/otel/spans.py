@@ -294,9 +294,7 @@ class ConsumerMetrics:
                 name, "s", description, explicit_bucket_boundaries_advisory=list(DURATION_BUCKETS)
             )
 
-        self._operations = seconds(
-            "messaging.client.operation.duration", "Duration of claims and of ending jobs."
-        )
+        self._operations = seconds("messaging.client.operation.duration", "Duration of claims and of ending jobs.")
         self._process = seconds("messaging.process.duration", "Duration of a handler's call.")
         self._waits = seconds("sqlaqueue.job.wait.duration", "Time from when a job was due to its handler's call.")
         self._consumed = meter.create_counter("messaging.client.consumed.messages", "{message}", "Claimed jobs.")

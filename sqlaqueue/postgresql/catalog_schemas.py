@@ -145,7 +145,7 @@ _WHEN = re.compile(r" FOR EACH (?:ROW|STATEMENT) WHEN \((.*)\) EXECUTE FUNCTION 
 
 
 def trigger_condition(definition: str) -> str | None:
-    """Return the WHEN condition in the output of ``pg_get_triggerdef()``, None if there is none."""
+    """Return the WHEN condition in the output of ``pg_get_triggerdef()``, None without an error."""
     match = _WHEN.search(definition)
     return match[1] if match else None
 

@@ -1,10 +1,10 @@
 """Metrics for Prometheus: what workers do, and the gauges of queues, which are read from the database.
 
-A worker counts and measures what it does itself; ``sqlaqueue worker --http`` does it and serves the metrics::
+A worker counts and measures what it does itself; ``sqlaqueue worker --http`` does it and publishes the metrics::
 
     instrument(consumer)
 
-One exporter reads the gauges for all workers, as each worker would read the same numbers. Beside other metrics::
+One exporter reads the gauges for all workers, as each worker would read the same numbers. Together with other metrics::
 
     from prometheus_client import REGISTRY
 
@@ -78,7 +78,7 @@ _CLAIMS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 1
 def instrument(consumer: ConsumerBase, *, registry: CollectorRegistry = REGISTRY) -> None:
     """Count and measure what a Consumer or an AsyncConsumer does; a second call for the same registry has no effect.
 
-    Call it before the Consumer runs. Several Consumers share the metrics of a registry, told apart by ``queue``.
+    Call it before the Consumer runs. Several Consumers share the metrics of a registry, distinguished by ``queue``.
 
     ::
 

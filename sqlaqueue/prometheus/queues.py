@@ -393,7 +393,7 @@ class QueueCollector(ScrapeCollector):
         :func:`~sqlaqueue.prometheus.metrics_app`.
     :param statement_timeout: the time after which the server cancels a statement, in seconds or as a timedelta. After
         a failure nothing more is read of a queue that has taken this long.
-    :param max_age: the time for which a result is served again, in seconds or as a timedelta, so that several
+    :param max_age: the time for which a result is repeated, in seconds or as a timedelta, so that several
         Prometheus servers cost one scrape.
     :param count_limit: the number up to which unfinished jobs are counted.
     :param finished: whether to count finished jobs too, which reads the whole table at every scrape.
@@ -461,7 +461,7 @@ def metrics_app(
     count_limit: int = DEFAULT_LIMIT,
     finished: bool = False,
 ) -> MetricsApp:
-    """Return an ASGI application that serves the gauges of queues.
+    """Return an ASGI application that publishes the gauges of queues.
 
     It answers where it is mounted, and at any path that ends with ``/metrics``. It runs on asyncio, and its event loop
     does not wait for the database: an ``async_sessionmaker`` is used in the loop, a ``sessionmaker`` in a thread.
@@ -475,9 +475,9 @@ def metrics_app(
 
     :param models: the queue classes.
     :param session_factory: creates sessions, such as a ``sessionmaker(engine)`` or an ``async_sessionmaker(engine)``.
-    :param registry: further metrics to serve, such as ``prometheus_client.REGISTRY``.
+    :param registry: further metrics to publish, such as ``prometheus_client.REGISTRY``.
 
-    The other arguments are those of :class:`~sqlaqueue.prometheus.QueueCollector`, and so are the errors raised.
+    The other arguments are those of :class:`~sqlaqueue.prometheus.QueueCollector`, as are the errors raised.
     """
     what = metrics_app.__name__
     scrape = Scrape(

@@ -149,14 +149,13 @@ class QueueConfig:
     :param statistics: True lets Consumers count what ends in each minute, and how long it waited and ran, in the table
         ``sqlaqueue_minute``, from which the dashboard draws the last 30 days. They write it once a minute.
     :param unique: refuses a second job with the same values of some attributes, see :class:`~sqlaqueue.Unique`.
-    :param flow_control: a list of rules that hold jobs back, in any order:
+    :param flow_control: a list of rules that delay jobs, in any order:
         :class:`~sqlaqueue.ConcurrencyLimit` limits how many jobs run at the same time, :class:`~sqlaqueue.RateLimit`
         how many start within a period; with :class:`~sqlaqueue.InOrder` the jobs of a key run strictly one after the
-        other, with :class:`~sqlaqueue.FairShare` keys take turns.
+        other, with :class:`~sqlaqueue.FairShare` keys alternate.
     :param waits_for: the name of a relationship to other jobs, or several: a job is ``waiting`` until these have ended.
         With a relationship to many jobs it is a batch, and runs once when all its members have ended; with one to a
-        single job it runs when that has completed. :class:`~sqlaqueue.WaitFor` says what a failure does. It needs
-        PostgreSQL.
+        single job it runs when that has completed. :class:`~sqlaqueue.WaitFor` says what a failure does.
     :param notify: whether enqueueing wakes idle Consumers by NOTIFY; on SQLite and MariaDB, whether a thread of each
         process looks for jobs of other processes.
     :param name: the name of the queue in logs and side tables; the name of the table by default.
@@ -361,7 +360,7 @@ class QueueConfig:
 
     @cached_property
     def fair(self) -> FairShare | None:
-        """The rule by which keys take turns; None without one."""
+        """The rule by which keys alternate; None without one."""
         return next((one for one in self.flow_control if isinstance(one, FairShare)), None)
 
     @cached_property

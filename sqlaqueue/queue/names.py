@@ -28,4 +28,4 @@ BEGUN = "sqlaqueue_begun"
 """The parameter with the hash of the key of each job that begins, see ``reservation()``."""
 
 TURN = "sqlaqueue_turn"
-"""The column of the rows that a claim takes with their number, where keys take turns."""
+"""The column of the rows that a claim takes with their number, where keys alternate."""

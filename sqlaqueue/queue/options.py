@@ -70,7 +70,7 @@ class ConcurrencyLimit(FlowRule):
     Each claim reads the limit. It may be changed while Consumers run: lowering it stops no running job.
 
     :param most: the number; or the name of an attribute of the class, so that each job has its own; or a scalar select,
-        or a function that takes the class and returns one. NULL is no limit, and 0 lets no job begin.
+        or a function that takes the class and returns one. NULL is no limit, and 0 lets no job start.
     :param per: the name of an attribute, or several, whose values are the key. A job without a value in one of them has
         no limit. None for one limit for the whole queue.
     :raises ConfigurationError: for invalid values.
@@ -196,10 +196,10 @@ class InOrder(FlowRule):
 
 @dataclass(frozen=True, init=False, eq=False)
 class FairShare(FlowRule):
-    """Among the jobs of one priority, keys take turns.
+    """Among the jobs of one priority, keys alternate.
 
     :param attributes: the names of the attributes whose values are the key, without ``per=``. NULL is a key as well.
-    :param weight: how many jobs of a key one turn has: a number, the name of an attribute, or a scalar select as in
+    :param weight: how many jobs of a key one round has: a number, the name of an attribute, or a scalar select as in
         :class:`ConcurrencyLimit`.
     :raises ConfigurationError: for invalid values.
 
@@ -386,7 +386,7 @@ class States:
 
         QueueConfig(states=States(pending="new", completed="done"))
 
-    It is imported beside ``QueueConfig``, in which a program writes it.
+    It is imported together with ``QueueConfig``, in which a program writes it.
 
     :raises ConfigurationError: if two states have the same value.
     """
@@ -445,7 +445,7 @@ class Unique:
 
     :param attributes: the names of attributes of the class that have columns in the queue's table.
     :param states: the states in which a job counts: ``"pending"``, and by default ``"processing"``. A job that waits
-        for others (``waits_for``) counts as a pending one.
+        for other jobs (``waits_for``) counts as a pending one.
     :param within: the length of a period, in seconds or as a timedelta: jobs count only with those that were created in
         the same period. Periods follow each other from Monday, 1970-01-05, 00:00 UTC. None for no limit.
     :param nulls_distinct: whether jobs with a NULL in one of the attributes are never duplicates, as in SQL.

@@ -1,8 +1,8 @@
 """Retry policies: the delay before the next attempt of a failed job.
 
 A policy is a callable ``policy(attempt, error)`` that returns seconds, a :class:`~datetime.timedelta`, or None to give
-up. ``attempt`` counts from 1. The policies in this module are frozen, so one instance can serve several queues. Their
-first argument is a delay, as in ``Constant(0.3)``; all others are keyword-only.
+up. ``attempt`` counts from 1. The policies in this module are frozen, so one instance can be used for several queues.
+Their first argument is a delay, as in ``Constant(0.3)``; all other arguments are keyword-only.
 
 ``jitter`` draws each delay uniformly from ``[(1 - jitter) * delay, delay]``, so that jobs that failed at the same time
 are not repeated at the same time. ``cap`` is the maximum delay.

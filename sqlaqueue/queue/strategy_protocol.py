@@ -48,11 +48,11 @@ class ClaimRequest(NamedTuple):
     token: Any
     """A bound UUID, new for each execution, that identifies this claim."""
     scan_range: ScanRange | None = None
-    """Limits the scan to a part of the claim order; None for all of it. The condition belongs beside the ORDER BY,
+    """Limits the scan to a part of the claim order; None for all of it. The condition belongs next to the ORDER BY,
     where it can bound the scan of the index."""
     few: bool = False
     """Whether the candidates are few, and found by their keys or by an index of their own. A claim under flow control
-    then reads them at once, instead of key by key."""
+    then reads them together, instead of key by key."""
     admits_all: bool = False
     """Whether flow control holds no job back: the claim is to settle a job that has run already."""
 
@@ -208,7 +208,7 @@ class Settlement(NamedTuple):
     error: sa.ColumnElement[Any] | None = None
     """The text for ``last_error``; None leaves the column as it is."""
     started_at: sa.ColumnElement[Any] | None = None
-    """When the run began, for a strategy whose claim writes nothing; None leaves ``claimed_by`` as well."""
+    """When the run started, for a strategy whose claim writes nothing; None leaves ``claimed_by`` as well."""
     worker: sa.ColumnElement[Any] | None = None
     """The text for ``claimed_by``; written with ``started_at`` only."""
     quarantine: bool = False

@@ -72,7 +72,7 @@ class Recurrence:
             raise ConfigurationError(msg)
 
     def after(self, moment: datetime) -> datetime | None:
-        """Return the first tick after ``moment``; None if there is none.
+        """Return the first tick after ``moment``; None without an error.
 
         :raises ConfigurationError: for an invalid expression or time zone.
         """
@@ -197,7 +197,7 @@ class DueTicks(NamedTuple):
     last: datetime | None
     """The newest tick that has passed, fired or not; None if none has."""
     next: datetime | None
-    """The tick after it; None if there is none."""
+    """The tick after it; None without an error."""
     missed: datetime | None
     """The first tick that is passed over; None if none is."""
 

@@ -238,7 +238,7 @@ _NO_VALUES: Mapping[str, Any] = MappingProxyType({})
 
 
 class Schedule(Generic[T]):
-    """Enqueues a job of ``model`` at each tick, exactly once, however many processes fire the schedule.
+    """Enqueues a job of ``model`` at each tick, exactly once, with any number of processes.
 
     It is stored in the table ``sqlaqueue_schedule`` when a process that has it starts, and read from there at each
     firing. A definition that was changed at run time is kept until it is reset.
@@ -258,7 +258,7 @@ class Schedule(Generic[T]):
         none, a number up to 1000, or ``"all"`` for 1000. The newest are fired.
     :param misfire_grace: seconds or a timedelta from a tick on, after which it counts as missed; younger ticks are all
         fired. None for a minute, or until the next tick if that is sooner: then a schedule of every ten seconds does
-        not fire several jobs at once.
+        not fire several jobs at the same time.
     :param skip_unfinished: do not fire while the last job of the schedule is unfinished.
     :raises ConfigurationError: for an invalid argument.
     :raises NotAQueueError: if ``model`` is not a queue.

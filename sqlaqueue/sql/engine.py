@@ -124,7 +124,7 @@ class OtherEngine(Protocol):
         :param watched: the queue and the Consumer, if idle Consumers are also to be notified of what other processes
             commit: a :class:`~sqlaqueue.queue.spec.QueueSpec`, and an object with ``waits``, ``found`` and
             ``has_polled`` of a :class:`~sqlaqueue.consumer.notifications.polls.PollSchedule`.
-        :return: a function that ends it, and returns what has a ``thread`` that is ending; None if there is none.
+        :return: a function that ends it, and returns what has a ``thread`` that is ending; None without an error.
         """
         ...
 

@@ -1,4 +1,4 @@
-"""The statements of programs about jobs and queues: settle, extend, cancel, requeue, purge, pause, resume."""
+"""The statements of programs about jobs and queues: end, extend, cancel, requeue, purge, pause, resume."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ def consumers(model: type[Any], /) -> Any:
     Its columns are ``name`` (as in ``claimed_by`` of its jobs), ``host``, ``pid``, ``version``, ``created_at``,
     ``heartbeat_at``, ``listening`` (True if notifications wake it, False if it only polls), ``running`` (the keys of
     the jobs whose handlers were running at the last heartbeat, each a list of texts), ``claimed`` (the number of its
-    other claimed jobs), and ``unclaimable`` (the jobs that it cannot claim, rescue or settle, a hundred at most, each
+    other claimed jobs), and ``unclaimable`` (the jobs that it cannot claim, rescue or end, a hundred at most, each
     with its ``key`` and the ``error``; before them, if all of its claims fail, an entry with the number of ``failures``
     in a row, the ``seconds`` that they have lasted, and the ``error``; after them an entry with its ``handlers``, and
     ``quiet`` if it was asked to claim no more jobs). A Consumer writes a heartbeat every ten
@@ -194,9 +194,9 @@ def requeue_jobs(jobs: Any, *, came_back: bool) -> Any:
 def rescue(model: type[Any], /) -> Any:
     """Return a statement that makes jobs whose lease has expired pending again.
 
-    A job that was claimed alone keeps its attempt, and fails if it was the last. A job that was claimed with others
+    A job that was claimed alone keeps its attempt, and fails if it was the last. A job that was claimed with other jobs
     gets its attempt back, and Consumers claim it alone from then on. Under a strategy without leases the statement
-    changes nothing. Consumers rescue jobs by themselves; a program that has none does it like this::
+    changes nothing. Consumers rescue jobs by themselves; a program without a Consumer does it like this::
 
         rescued = session.scalars(rescue(Email)).all()
         session.commit()
@@ -242,7 +242,7 @@ def reconcile(model: type[Any], /) -> Any:
     """Return a statement that repairs what changes have left that bypassed the triggers.
 
     Pending jobs without a message get one, and messages whose job does not exist or is not pending are deleted. For
-    jobs that wait for others (``waits_for``) it is counted again how many they are, when the transaction commits.
+    jobs that wait for other jobs (``waits_for``) it is counted again how many they are, when the transaction commits.
     Without a message table and waiting jobs the statement changes nothing.
 
     ::
@@ -274,7 +274,7 @@ _ERROR_LIMIT = 100_000
 
 
 def complete(jobs: Any, /) -> Any:
-    """Return a statement that settles runs as successful: the jobs are completed, or deleted if so configured.
+    """Return a statement that ends runs as successful: the jobs are completed, or deleted if so configured.
 
     ::
 
@@ -284,7 +284,7 @@ def complete(jobs: Any, /) -> Any:
 
     :param jobs: a claimed instance, or several.
     :raises NotClaimedError: if an instance is not claimed.
-    :raises HandlerMisuseError: in the handler of a Consumer, which settles the run itself.
+    :raises HandlerMisuseError: in the handler of a Consumer, which ends the run itself.
     """
     return _settle(jobs, "complete", Settlement("completed"))
 
@@ -292,7 +292,7 @@ def complete(jobs: Any, /) -> Any:
 def retry(
     jobs: Any, /, *, delay: Delay | None = None, at: datetime | None = None, error: BaseException | str | None = None
 ) -> Any:
-    """Return a statement that settles runs and makes their jobs pending again; the attempt counts.
+    """Return a statement that ends runs and makes their jobs pending again; the attempt counts.
 
     ::
 
@@ -300,14 +300,14 @@ def retry(
         session.execute(retry(email, delay=timedelta(minutes=5), error="the server is busy"))
         session.commit()
 
-    :class:`~sqlaqueue.Retry` is what a handler raises for the same.
+    :class:`~sqlaqueue.Retry` is what a handler raises for this.
 
     :param jobs: a claimed instance, or several.
     :param delay: seconds or timedelta from the execution of the statement; no delay by default.
     :param at: a time, instead of a delay.
     :param error: an exception or a text for ``last_error``.
     :raises NotClaimedError: if an instance is not claimed.
-    :raises HandlerMisuseError: in the handler of a Consumer, which settles the run itself.
+    :raises HandlerMisuseError: in the handler of a Consumer, which ends the run itself.
     :raises StatementError: if both ``delay`` and ``at`` are given, or the model has no ``run_at`` for them.
     """
     jobs = instances(jobs, "retry")
@@ -324,12 +324,12 @@ def fail(jobs: Any, /, *, error: BaseException | str | None = None) -> Any:
         session.execute(fail(email, error="the address does not exist"))
         session.commit()
 
-    :class:`~sqlaqueue.Fail` is what a handler raises for the same.
+    :class:`~sqlaqueue.Fail` is what a handler raises for this.
 
     :param jobs: a claimed instance, or several.
     :param error: an exception or a text for ``last_error``.
     :raises NotClaimedError: if an instance is not claimed.
-    :raises HandlerMisuseError: in the handler of a Consumer, which settles the run itself.
+    :raises HandlerMisuseError: in the handler of a Consumer, which ends the run itself.
     """
     return _settle(jobs, "fail", Settlement("failed", error=_bound_error(error)))
 
@@ -346,7 +346,7 @@ def release(jobs: Any, /, *, delay: Delay | None = None) -> Any:
     :param jobs: a claimed instance, or several.
     :param delay: seconds or timedelta until the jobs are due again; None leaves ``run_at`` as it is.
     :raises NotClaimedError: if an instance is not claimed.
-    :raises HandlerMisuseError: in the handler of a Consumer, which settles the run itself.
+    :raises HandlerMisuseError: in the handler of a Consumer, which ends the run itself.
     """
     jobs = instances(jobs, "release")
     return _settle(jobs, "release", Settlement("pending", starts=0, run_at=_run_at(jobs, "release", delay, None)))

@@ -1,7 +1,7 @@
 """The base class of claim strategies, with the contract in its docstrings.
 
 A strategy decides what a queue stores and indexes, what a claim locks and writes, and what remains when a worker dies.
-It takes a :class:`~sqlaqueue.queue.spec.QueueSpec` and returns SQLAlchemy constructs, which serve sync and async code.
+It takes a :class:`~sqlaqueue.queue.spec.QueueSpec` and returns SQLAlchemy constructs, for sync and async code.
 
 Subclass :class:`ClaimStrategy`, implement :meth:`~ClaimStrategy.claim`, override what differs, and register the class
 under the entry point group ``sqlaqueue.strategies``.
@@ -101,7 +101,7 @@ class StatementParts:
     def take(request: ClaimRequest, waiting: AnySelect, scanned: sa.FromClause, *others: sa.FromClause) -> sa.CTE:
         """Return the first due rows of ``waiting`` in claim order, locked together with those of ``others``.
 
-        Under flow control they are the first that no limit, rate or order holds back.
+        Under flow control they are the first that no limit, rate or order blocks.
         """
         if request.admits_all or not request.spec.flow_rules:
             return take_first(request, waiting, scanned, *others)
@@ -123,7 +123,7 @@ class StatementParts:
         """Return ``rows`` with the model's table locked, then ``others``, and no other table.
 
         ``FOR NO KEY UPDATE``: a plain ``FOR UPDATE`` conflicts with the key share lock that the foreign key of a child
-        row takes, and SKIP LOCKED would silently pass over such a job.
+        row takes, and SKIP LOCKED would silently skip such a job.
         """
         return rows.with_for_update(of=[spec.table, *others], skip_locked=skip_locked, key_share=True)
 
@@ -183,7 +183,7 @@ class StatementParts:
     def in_claim_order(cls, spec: QueueSpec, claimed: sa.FromClause, picked: sa.CTE | None = None) -> AnySelect:
         """Return all rows of ``claimed`` in claim order, which neither RETURNING nor a locking scan guarantees.
 
-        :param picked: the rows of which they were made. Where keys take turns, they have the order of the turns.
+        :param picked: the rows of which they were made. Where keys alternate, they have the order of the rounds.
         """
         turns = claimed if picked is None else picked
         order = [turns.c[TURN]] if TURN in turns.c else named_in(claimed, spec.claim_order)
@@ -221,7 +221,7 @@ class ClaimStrategy(StatementParts):
     """Whether a claimed job's row still exists. If not, the claim returns detached instances."""
 
     supports_scan_range: ClassVar[bool] = False
-    """Whether an index of the claim order serves the claim, so that ``ClaimRequest.scan_range`` can bound its scan."""
+    """Whether an index of the claim order supports claims, so that ``ClaimRequest.scan_range`` can bound a scan."""
 
     supports_claim_token: ClassVar[bool] = False
     """Whether a claim writes ``ClaimRequest.token`` into the rows, see ``sqlaqueue.strategies.update_status``."""
@@ -238,7 +238,7 @@ class ClaimStrategy(StatementParts):
     """The queue attributes that the strategy requires, each with the reason for the error message."""
 
     def for_roles(self, spec_roles: Mapping[str, Any]) -> ClaimStrategy:
-        """Return the strategy that serves a model with these queue attributes; usually ``self``."""
+        """Return the strategy for a model with these queue attributes; usually ``self``."""
         return self
 
     def attach(self, spec: QueueSpec) -> None:
@@ -283,9 +283,9 @@ class ClaimStrategy(StatementParts):
         """Return a SELECT of the claimed rows, with all columns of the model's table, in claim order.
 
         The statement must never return more than ``request.limit`` rows, nor a row that another transaction has
-        locked, nor wait for a lock; whatever the plan, and whatever ``request.candidates`` joins.
+        locked, nor wait for a lock; regardless of the plan, and of what ``request.candidates`` joins.
 
-        A strategy that deletes the rows may add a column named :data:`TOKEN`; its value comes back in
+        A strategy that deletes the rows may add a column named :data:`TOKEN`; its value is returned in
         :class:`~sqlaqueue.queue.strategy_protocol.ClaimedJobs`.
         """
         raise NotImplementedError
@@ -309,7 +309,7 @@ class ClaimStrategy(StatementParts):
     def quarantined(self, spec: QueueSpec) -> sa.ColumnElement[bool] | None:
         """Return the condition that a pending job's last worker died.
 
-        Consumers claim such jobs apart from others. None if rows cannot show it; Consumers then use the crash journal.
+        Consumers claim such jobs separately. None if rows cannot show it; Consumers then use the crash journal.
         """
         return None
 
@@ -326,7 +326,7 @@ class ClaimStrategy(StatementParts):
         """Return a SELECT of the pending jobs in claim order, from the table whose index claims scan.
 
         Its columns are those of ``priority``, ``run_at`` and ``created_at`` that the queue has; without any, the key.
-        ``created_at`` is needed only where it tells since when a job is due: if ``run_at`` is missing or null.
+        ``created_at`` is needed only where it says since when a job is due: if ``run_at`` is missing or null.
 
         :param limit: the number of jobs that the caller reads. Where no index has their times, no more are selected.
         """
@@ -335,7 +335,7 @@ class ClaimStrategy(StatementParts):
         return sa.select(*(columns or spec.keys)).where(*waiting).order_by(*spec.claim_order)
 
     def insert_new_messages(self, spec: QueueSpec, keys: Sequence[Key]) -> sa.Insert | None:
-        """Return the INSERT of what scheduled jobs need beside their rows; None if triggers insert it, or nothing."""
+        """Return the INSERT of what scheduled jobs need in addition to their rows; None if triggers insert it."""
         return None
 
     # -- settling and extending runs -----------------------------------------------------------------------
@@ -411,7 +411,7 @@ class ClaimStrategy(StatementParts):
         return sa.select(spec.model).where(sa.false())
 
     def rescue_some(self, spec: QueueSpec, keys: Sequence[Key]) -> Verb:
-        """Return the rescue of some jobs, by which Consumers rescue; by default it rescues the others as well.
+        """Return the rescue of some jobs, by which Consumers rescue; by default it rescues all other jobs as well.
 
         A strategy with leases overrides it, so that one job which the database refuses to change keeps no other from
         being rescued.
@@ -480,7 +480,7 @@ class ClaimStrategy(StatementParts):
         return sa.union_all(sa.select(*free.c), sa.select(*others.c)).cte("sqlaqueue_all_free")
 
     def not_running(self, spec: QueueSpec) -> sa.ColumnElement[bool]:
-        """Return the condition that an unfinished job has no run, so that it can be cancelled at once."""
+        """Return the condition that an unfinished job has no run, so that it can be cancelled immediately."""
         return spec.in_state("pending")
 
     def requeue(self, spec: QueueSpec, chosen: AnySelect) -> Verb:
@@ -548,7 +548,7 @@ class ClaimStrategy(StatementParts):
         return self._change_locked(spec, sa.delete(spec.model), old, of=locked)
 
     def list_jobs(self, spec: QueueSpec, chosen: AnySelect, states: Sequence[str] | None = None) -> AnySelect:
-        """Return a SELECT of jobs for operators, from whatever table stores them.
+        """Return a SELECT of jobs for operators, from the table that stores them.
 
         Its columns: ``key_0`` and so on, the parts of the key; ``state``, the name of the state, or ``other``; and
         those of ``sqlaqueue.strategies.listing.SHOWN`` that the queue has.
@@ -561,7 +561,7 @@ class ClaimStrategy(StatementParts):
     def job_states(self, spec: QueueSpec, keys: Sequence[Key]) -> AnySelect:
         """Return a SELECT of the key, the state's name and the last error of jobs: no row for one that does not exist.
 
-        The name is null for a job whose status is none of the queue's values.
+        The name is null for a job whose status is not one of the queue's values.
         """
         known = [state for state in STATES if getattr(spec.config.states, state) is not None]
         name = sa.case(*((spec.in_state(state), sa.literal(state, sa.Text())) for state in known), else_=None)

@@ -81,7 +81,7 @@ def record_rescued(
 
 
 OTHER = "other"
-"""The state of rows whose status is none of the queue's values."""
+"""The state of rows whose status is not one of the queue's values."""
 
 SHOWN = (
     "priority",

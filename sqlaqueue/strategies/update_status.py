@@ -6,7 +6,7 @@
 * **When a worker dies** its leases expire, and any Consumer rescues the jobs. Jobs that were claimed together are
   claimed one by one from then on, since one of them may have killed the worker.
 
-Each execution of a claim has a new token. A statement that settles or extends a run compares it, so a worker that lost
+Each execution of a claim has a new token. A statement that ends or extends a run compares it, so a worker that lost
 its lease changes nothing. Martin Kleppmann describes fencing tokens in "How to do distributed locking" (2016).
 """
 

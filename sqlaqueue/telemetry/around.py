@@ -127,7 +127,7 @@ def _run_of(job: Any, what: str) -> Run:
 def surround(consumer: ConsumerBase, manager: Callable[[Any], AbstractContextManager[object]]) -> None:
     """Enter ``manager(job)`` before each call of the handler, and exit it when the handler has returned or raised.
 
-    It is a middleware outside of those that the Consumer has. One function serves a Consumer and an AsyncConsumer, as
+    It is a middleware outside of those that the Consumer has. One function is for a Consumer and an AsyncConsumer, as
     long as it waits for nothing.
 
     An exception of the manager itself is logged and changes nothing else, as telemetry must not fail jobs. It may raise

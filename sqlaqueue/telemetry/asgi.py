@@ -48,7 +48,7 @@ LIVE, READY = "/live", "/ready"
 
 
 def health_app(*consumers: ConsumerBase) -> AsgiApp:
-    """Return an ASGI application that tells whether Consumers of this process are alive and ready.
+    """Return an ASGI application that reports whether Consumers of this process are alive and ready.
 
     ``GET /live`` and ``GET /ready`` are answered with 200 or 503, and with the problems of each Consumer as JSON. It
     reads no database, so a database that does not answer cannot make it hang.

@@ -246,8 +246,8 @@ def drain(
     :param session: the test's session. Its pending changes are flushed first; its instances then show the changes.
     :param model: the queue class, or ``select(Model).where(...)`` for some of its jobs.
     :param handler: as a :class:`~sqlaqueue.Consumer` takes it, a dict of handlers by class, or a Consumer.
-    :param scheduled: also run jobs that are due later, such as retries, and those that a rate holds back: whenever no
-        job may begin, :func:`travel` moves to when the next one may.
+    :param scheduled: also run jobs that are due later, such as retries, and those that a rate blocks: whenever no
+        job may start, :func:`travel` moves to when the next one may.
     :param check: raise :class:`~sqlaqueue.exc.JobFailed`, caused by a handler's exception, if a run does not complete
         its job.
     :param limit: the most runs: a handler that always enqueues a successor would keep the test running indefinitely.
@@ -362,7 +362,7 @@ def _delays(session: Session, spec: QueueSpec, wait: AnySelect) -> Iterator[time
 
 
 def run_job(session: AnySession, job: T, handler: Handler[T], *, check: bool = False) -> RunResult[T]:
-    """Claim a job, run its handler and settle the run, all in the transaction of ``session``.
+    """Claim a job, run its handler and end the run, all in the transaction of ``session``.
 
     What a worker does is done by the same code: the claim with its statement, the savepoint, the outcome, the count of
     attempts, the delay of the retry policy, the fence, and the undoing of a failed handler's writes. The handler has a

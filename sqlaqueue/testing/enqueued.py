@@ -105,7 +105,7 @@ def travel(session: AnySession, delta: Delay) -> None:
     """Let ``delta`` pass for all queues: every stored time of theirs becomes that much earlier.
 
     No clock is replaced, so the statements under test are those of production. Moved are the times that sqlaqueue
-    keeps: due times, leases, when jobs were created, began and ended, and the ticks of schedules;
+    keeps: due times, leases, when jobs were created, started and ended, and the ticks of schedules;
     columns of your own are not. The ticks of a cron expression keep their time of day if ``delta`` is of whole days.
 
     ::

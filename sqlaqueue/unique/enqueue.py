@@ -276,7 +276,7 @@ class Enqueueing:
         return names_unique_index(self.spec, violated_constraint(error) or "")
 
     def _check_snapshot(self, connection: sa.Connection) -> None:
-        """Raise an error if a duplicate was committed after the transaction had begun, and can never be seen in it."""
+        """Raise an error if a duplicate was committed after the transaction had started: it never sees it."""
         error, places = self.refused
         self.refused = None, ()
         if error is None or any(place in self.duplicates for place in places) or _level(connection) not in _SNAPSHOTS:
@@ -386,7 +386,7 @@ def enqueue(
     session: Session | scoped_session[Any], jobs: T, /, *, on_duplicate: OnDuplicate = "skip"
 ) -> list[Enqueued[T]]: ...
 def enqueue(session: Any, jobs: Any, /, *, on_duplicate: OnDuplicate = "skip") -> list[Enqueued[Any]]:
-    """Insert those jobs that are no duplicates, in the session's transaction, and return what became of each, in order.
+    """Insert those jobs that are no duplicates, in the session's transaction, and return what became of each.
 
     A job is a duplicate if a job with the same values exists, see :class:`~sqlaqueue.Unique`. The call looks for
     existing jobs first, so that it does not wait for one that it can see, regardless of what another transaction does
@@ -410,7 +410,7 @@ def enqueue(session: Any, jobs: Any, /, *, on_duplicate: OnDuplicate = "skip") -
     :raises JobExists: with ``on_duplicate="raise"``, for the first duplicate.
     :raises StatementError: for instances that are in the database, and for a queue that cannot replace.
     :raises sqlalchemy.exc.DBAPIError: if the server refuses a row; under REPEATABLE READ and SERIALIZABLE with the
-        SQLSTATE 40001 if the existing job was committed after the transaction had begun. Roll back, and repeat the
+        SQLSTATE 40001 if the existing job was committed after the transaction had started. Roll back, and repeat the
         transaction.
     """
     check_session(session, "enqueue", is_async=False, has_async_version=True)

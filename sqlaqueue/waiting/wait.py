@@ -7,7 +7,7 @@
     result = wait(sessionmaker(engine), email, timeout=10)
     print(result.state, result.job)
 
-The Consumer that settles a job wakes the caller by a notification. It sends none for jobs without a waiting caller.
+The Consumer that ends a job wakes the caller by a notification. It sends none for jobs without a waiting caller.
 """
 
 from __future__ import annotations
@@ -486,7 +486,7 @@ def wait(
     :param key: the primary key of the job if ``job`` is a class; a tuple for a composite key.
     :param timeout: seconds or timedelta, 10 seconds by default; None for no limit.
     :param check: raise :class:`~sqlaqueue.exc.JobFailed` unless the job is completed.
-    :raises WaitTimeout: if the job has not finished within ``timeout``; a :class:`TimeoutError`. The job goes on.
+    :raises WaitTimeout: if the job has not finished within ``timeout``; a :class:`TimeoutError`. The job continues.
     :raises StatementError: if the transaction that wrote the job is still open, or the key is malformed.
     :raises NotAQueueError: if the class is not a queue.
     """
@@ -535,7 +535,7 @@ def wait_all(
     :param timeout: seconds or timedelta for all of them, 10 seconds by default; None for no limit.
     :param check: raise :class:`~sqlaqueue.exc.JobFailed` unless all jobs are completed, for the first one that is not,
         when all have ended.
-    :raises WaitTimeout: if one of them has not finished within ``timeout``; it names those, and they go on.
+    :raises WaitTimeout: if one of them has not finished within ``timeout``; it names those, and they continue.
     :raises StatementError: as :func:`wait` does; and if ``jobs`` is not a list or another iterable.
     :raises NotAQueueError: if a class is not a queue.
     """

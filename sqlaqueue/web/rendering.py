@@ -86,7 +86,7 @@ class Zone:
 
 
 def zone_of(name: str) -> Zone | None:
-    """Return the zone of a name such as ``Europe/Berlin``; None if there is none."""
+    """Return the zone of a name such as ``Europe/Berlin``; None without an error."""
     if name == SERVER:
         return Zone()
     if name == "UTC":

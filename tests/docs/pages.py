@@ -5,7 +5,10 @@ from pathlib import Path
 
 ROOT = Path(__file__).parent.parent.parent
 DOCS = ROOT / "docs"
-PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted(DOCS.glob("**/*.md"))]
+_SOURCES = DOCS / "_api"
+"""From which the pages of the reference are made, which are read instead."""
+
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted({*DOCS.glob("**/*.md")} - {*_SOURCES.glob("*.md")})]
 
 SNIPPET = re.compile(r"^( *)```(python|sql)\n(.*?)^\1```$", re.MULTILINE | re.DOTALL)
 LINK = re.compile(r"\]\(([^)#]+?)(?:#[^)]*)?\)")

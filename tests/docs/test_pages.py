@@ -30,17 +30,23 @@ from tests.docs.pages import DOCS, LINK, PAGES, ROOT, SNIPPET, TEST_NAME, page_i
 from tests.servers import Database, Server
 
 
+REPOSITORY = re.compile(
+    r"https://(?:github\.com/sqlaqueue/sqlaqueue/blob|raw\.githubusercontent\.com/sqlaqueue/sqlaqueue)/main/"
+)
+
+
 @pytest.mark.once
 @pytest.mark.parametrize("page", PAGES, ids=page_id)
 def test_links_lead_to_files(page: Path) -> None:
     for target in LINK.findall(page.read_text()):
-        assert "://" in target or (page.parent / target).exists(), target
+        path, in_repository = REPOSITORY.subn(f"{ROOT}/", target)
+        assert ("://" in target and not in_repository) or (page.parent / path).exists(), target
 
 
 @pytest.mark.once
 def test_the_index_lists_every_page() -> None:
     listed = LINK.findall((DOCS / "index.md").read_text())
-    pages = {str(page.relative_to(DOCS)) for page in DOCS.rglob("*.md")} - {"index.md"}
+    pages = {str(page.relative_to(DOCS)) for page in PAGES if page.is_relative_to(DOCS)} - {"index.md"}
     assert pages <= set(listed)
     # The navigation of the site: the same pages, in the same order.
     toctrees = re.findall(r"^```\{toctree\}\n(.*?)^```$", (DOCS / "index.md").read_text(), re.MULTILINE | re.DOTALL)
@@ -93,7 +99,7 @@ def test_the_log_events_are_listed() -> None:
 def test_the_reference_knows_the_options_of_consumers(consumer: type[object]) -> None:
     options = [one.replace(annotation=one.empty) for one in inspect.signature(consumer).parameters.values()]
     written = str(inspect.Signature(options))
-    assert f".. autoclass:: {consumer.__name__}{written}\n" in (DOCS / "reference.md").read_text()
+    assert f".. autoclass:: {consumer.__name__}{written}\n" in (DOCS / "_api" / "consumers.md").read_text()
 
 
 def in_folder(row: re.Match[str]) -> str:
@@ -160,6 +166,9 @@ def engines() -> Iterator[None]:
         engine.dispose()
 
 
+NOT_A_PROGRAM = {DOCS / "testing.md", *DOCS.glob("reference/*.md")}
+"""The files of a test suite, and the examples of docstrings, which test_docstrings.py runs."""
+
 ON_POSTGRESQL = [ROOT / "README.md", DOCS / "tutorial.md"]
 """Pages whose programs use files of SQLite, and run on PostgreSQL with another address."""
 
@@ -178,7 +187,7 @@ def with_addresses(code: str, database: Database, directory: Path, *, on_postgre
 @pytest.mark.parametrize(
     ("page", "on_postgresql"),
     [
-        *(pytest.param(page, False, id=page_id(page)) for page in PAGES if page.name != "testing.md"),
+        *(pytest.param(page, False, id=page_id(page)) for page in PAGES if page not in NOT_A_PROGRAM),
         *(pytest.param(page, True, id=f"{page_id(page)} on PostgreSQL") for page in ON_POSTGRESQL),
     ],
 )
@@ -255,13 +264,10 @@ def test_the_first_example_of_the_readme_needs_nothing_but_the_package(tmp_path:
 
 
 @pytest.mark.once
-@pytest.mark.parametrize(
-    "page", [pytest.param(ROOT / "README.md", marks=pytest.mark.thorough), DOCS / "tutorial.md"], ids=page_id
-)
-def test_the_sync_program_of_a_page_needs_nothing_but_the_package(page: Path, tmp_path: Path) -> None:
+def test_the_sync_program_of_the_tutorial_needs_nothing_but_the_package(tmp_path: Path) -> None:
     """The program up to the first line for which the page asks for another package, or for PostgreSQL."""
-    snippets = [found[3] for found in SNIPPET.finditer(page.read_text())]
-    sync = itertools.takewhile(lambda code: "asyncio" not in code, snippets[page.name == "README.md" :])
+    snippets = [found[3] for found in SNIPPET.finditer((DOCS / "tutorial.md").read_text())]
+    sync = itertools.takewhile(lambda code: "asyncio" not in code, snippets)
     program = tmp_path / "program.py"
     program.write_text(_LOADED + "".join(sync).replace(".run()", ".drain()"))
     done = subprocess.run([sys.executable, program], capture_output=True, text=True, cwd=tmp_path, check=True)

@@ -131,14 +131,14 @@ class Thresholds:
     busy_timeout: timedelta = timedelta(seconds=1)
     """How long connections to a file of SQLite must wait for the write lock, at least."""
     horizon_age: int = field(default=100_000, metadata={"unit": "transactions"})
-    """For how many later transactions a session, a slot or a standby may keep dead rows."""
+    """For how many later transactions a session, a replication slot or a standby may keep dead rows."""
     slot_inactive: timedelta = timedelta(hours=1)
-    """For how long a slot that keeps dead rows may have no client; known from PostgreSQL 17 on."""
+    """For how long a replication slot that keeps dead rows may have no client; known from PostgreSQL 17 on."""
 
     dead_rows: int = field(default=10_000, metadata={"unit": "rows"})
     """How many dead rows a table may have, however small its threshold of autovacuum."""
     dead_rows_factor: float = field(default=2.0, metadata={"unit": "times"})
-    """How many times the dead rows at which autovacuum begins a table may have."""
+    """How many times the dead rows at which autovacuum starts on a table may have."""
     dead_rows_kept: int = field(default=100_000, metadata={"unit": "rows"})
     """How many dead rows a table may have soon after a VACUUM."""
     vacuum_overdue: timedelta = timedelta(minutes=5)

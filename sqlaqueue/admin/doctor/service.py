@@ -531,7 +531,7 @@ def check_waiting(examination: Examination) -> Iterator[Finding]:
 
 
 def check_status_values(examination: Examination) -> Iterator[Finding]:
-    """Find jobs whose status is none of the queue's values; if asked, as it reads all jobs."""
+    """Find jobs whose status is not one of the queue's values; if asked, as it reads all jobs."""
     for spec in examination.specs if examination.deep else []:
         if not spec.has("status"):
             continue

@@ -24,7 +24,7 @@ _NO_NOTES: Mapping[str, Any] = MappingProxyType({})
 
 @dataclass(frozen=True, slots=True)
 class PollEvent:
-    """A poll of a queue, emitted after the commit of its claim, also if it has found no job.
+    """A poll of a queue, emitted after the commit of its claim, even if it has found no job.
 
     ::
 
@@ -41,7 +41,7 @@ class PollEvent:
     duration: float
     """Seconds from the first statement to the end of the last one; under a lease with the commit."""
     settled: int = 0
-    """The number of runs that the same transaction has settled."""
+    """The number of runs that the same transaction has ended."""
     traceparents: tuple[str, ...] = ()
     """The traces of the claimed jobs, if the queue stores them."""
 

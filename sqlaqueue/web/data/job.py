@@ -290,7 +290,7 @@ class Lease:
 class Uniqueness:
     values: Sequence[ShownValue]
     duplicate: str | None
-    """The key of the job that counts in its place; None if there is none."""
+    """The key of the job that counts in its place; None without an error."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -30,7 +30,7 @@ IsRedacted = Callable[[QueueSpec, str], bool]
 """Returns whether a column is redacted, by the name of its attribute or by its role."""
 
 OTHER = "other"
-"""The state of jobs whose status is none of the queue's values."""
+"""The state of jobs whose status is not one of the queue's values."""
 
 _FIRST = 4
 """The number of the user's own columns that a list shows first."""

@@ -43,9 +43,9 @@ def page() -> Iterator[str]:
     yield "# Schedules on the days when the clock changes"
     yield ""
     yield (
-        f"The ticks of schedules in the time zone {ZONE}, from midnight on for {HOURS} hours of both days of 2026 on "
-        "which the clock changes. The tests compare this page with the code. [Schedules](schedules.md#time-zones) "
-        "explains the rules."
+        f"When schedules in the time zone {ZONE} tick on the two days of 2026 on which the clock changes: the first "
+        f"{HOURS} hours of each day. [Schedules](../schedules.md#time-zones) explains the rules. A test compares this "
+        "page with the code."
     )
     for day, start in DAYS.items():
         yield ""

@@ -166,8 +166,11 @@ def engines() -> Iterator[None]:
         engine.dispose()
 
 
-NOT_A_PROGRAM = {DOCS / "testing.md", *DOCS.glob("reference/*.md")}
-"""The files of a test suite, and the examples of docstrings, which test_docstrings.py runs."""
+TESTING = [DOCS / "testing.md", DOCS / "testing-setup.md"]
+"""Pages whose snippets are the files of a test suite."""
+
+NOT_A_PROGRAM = {*TESTING, *DOCS.glob("reference/*.md")}
+"""These, and the examples of docstrings, which test_docstrings.py runs."""
 
 ON_POSTGRESQL = [ROOT / "README.md", DOCS / "tutorial.md"]
 """Pages whose programs use files of SQLite, and run on PostgreSQL with another address."""
@@ -287,9 +290,8 @@ def test_the_first_example_of_the_readme_runs_on_postgresql(database: Database, 
         assert connection.execute("SELECT status FROM email").fetchall() == [("completed",)]
 
 
-# -- the page about testing, whose snippets are the files of a test suite -----------------------------------------
+# -- the pages about testing, whose snippets are the files of a test suite ----------------------------------------
 
-PAGE = DOCS / "testing.md"
 NOT_RUN = {"test_strategy.py"}
 """The conformance suite of a built-in strategy: tests/conformance runs it."""
 INI = """
@@ -301,9 +303,9 @@ filterwarnings = error
 
 
 def write_project(directory: Path, server: Server, database: Database) -> list[str]:
-    """Write the files of the page, and return the names of its tests."""
+    """Write the files of the pages, and return the names of their tests."""
     names = []
-    for snippet in SNIPPET.finditer(PAGE.read_text()):
+    for snippet in itertools.chain.from_iterable(SNIPPET.finditer(page.read_text()) for page in TESTING):
         code = textwrap.dedent(snippet[3]).replace('"postgresql+psycopg://localhost/app"', repr(database.url()))
         name = re.match(r"# (\w+\.py)\n", code)
         assert name, f"a snippet has no name: {code[:50]}"

@@ -29,7 +29,6 @@ from sqlaqueue.testing import StrategyConformance
 from tests.docs.pages import DOCS, LINK, PAGES, ROOT, SNIPPET, TEST_NAME, page_id
 from tests.servers import Database, Server
 
-
 REPOSITORY = re.compile(
     r"https://(?:github\.com/sqlaqueue/sqlaqueue/blob|raw\.githubusercontent\.com/sqlaqueue/sqlaqueue)/main/"
 )

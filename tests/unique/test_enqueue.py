@@ -396,7 +396,7 @@ def test_what_a_flush_has_set_is_unset_after_it_was_rolled_back(engine: sa.Engin
 
 
 def test_statements_of_a_call(engine: sa.Engine, plain: Any) -> None:
-    """The numbers of docs/enqueue.md."""
+    """The numbers of docs/evidence/enqueue.md."""
     statements: list[str] = []
     with Session(engine) as session, session.begin():
         enqueue(session, plain(key="first"))

@@ -143,7 +143,7 @@ def _order(number: int) -> Iterator[bool]:
 
 
 def main(*, rounds: int) -> int:
-    """Run all cases, and print a table for docs/manage-jobs.md."""
+    """Run all cases, and print a table for docs/evidence/attempt-history.md."""
     # A log of each failure would be most of what it measures.
     logging.getLogger("sqlaqueue").setLevel(logging.CRITICAL)
     print("| case | rate, with to without | more µs a job | CPU µs a job | WAL bytes a job |")

@@ -22,6 +22,13 @@ from tests.servers import Database
 Rows = list[tuple[Any, ...]]
 BLOCK = re.compile(r"^```(python|sql)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 COMMENT = re.compile(r"<!--.*?-->", re.DOTALL)
+SIDE_TABLE = re.compile(r"^CREATE TABLE (\w+) \(.*?^\);$", re.MULTILINE | re.DOTALL)
+
+
+def side_tables() -> dict[str, str]:
+    """Return the SQL of each side table, which docs/existing-tables.md shows for all recipes."""
+    _, text = (ROOT / "docs" / "existing-tables.md").read_text().split("### Side tables\n")
+    return {found[1]: found[0] for found in SIDE_TABLE.finditer(text)}
 
 
 @dataclass(frozen=True)
@@ -42,7 +49,7 @@ class Recipe:
 
     @property
     def existing(self) -> list[str]:
-        """The SQL of the existing tables, and then of their rows; nothing where the queue makes its own table."""
+        """The SQL of the existing tables, and then of their rows."""
         return self.blocks("The existing table", "sql") + self.blocks("The existing tables", "sql")
 
     @property
@@ -52,14 +59,15 @@ class Recipe:
 
     @property
     def added(self) -> str:
-        """What the library adds to the tables."""
-        return "".join(self.blocks("What sqlaqueue adds", "sql"))
+        """What the library adds to the tables, and the side tables that the section names."""
+        section = "What sqlaqueue adds"
+        named = re.findall(r"`(sqlaqueue_\w+)`", self._sections[section])
+        return "".join([*self.blocks(section, "sql"), *(side_tables()[name] for name in named)])
 
     def program(self, url: str) -> ModuleType:
         """Execute the definitions of the model and the Consumer, and return their names."""
         *_, consumer = (block for block in self.blocks("The Consumer", "python") if "consumer = " in block)
-        added = self.blocks("What sqlaqueue adds", "python")
-        code = "".join([*self.blocks("The model", "python"), *added, consumer])
+        code = "".join([*self.blocks("The model", "python"), consumer])
         code = code.replace('"postgresql+psycopg://localhost/app"', repr(url)).replace("\nconsumer.run()", "")
         module = ModuleType(f"recipe_{self.name.replace('-', '_')}")
         # SQLAlchemy looks up the names of annotations in the module of a class.
@@ -118,20 +126,14 @@ class ExistingSystem:
         """Return how many times each job has written its effect."""
         return Counter(job for (job,) in self.execute("SELECT job FROM effect"))
 
-    def kill_one_of_two(
-        self, done: Callable[[], Any], *, hold: int, then: Callable[[int], Any] = lambda dead: None
-    ) -> int:
-        """Run two worker processes, kill one in the middle of a job, and return that job's key when ``done()`` is true.
-
-        :param then: called after the kill, with the id of the killed process.
-        """
+    def kill_one_of_two(self, done: Callable[[], Any], *, hold: int) -> int:
+        """Run two worker processes, kill one in the middle of a job, and return that job's key when ``done()`` is true."""
         victim = self.worker(hold)
         wait_until(lambda: victim.held, "a job whose handler has stopped")
         before = sum(self.effects().values())
         survivor = self.worker()
         wait_until(lambda: sum(self.effects().values()) > before, "a job run by the other worker")
         victim.end_by(signal.SIGKILL)
-        then(victim.pid)
         wait_until(done, "the last job")
         assert survivor.end_by(signal.SIGTERM) == 0
         return victim.held[0]

@@ -231,54 +231,6 @@ def test_worker_script_takes_five_under_one_lock(make_system: MakeSystem) -> Non
     assert sizes == [2] * 5 + [0] * 2
 
 
-# -- run a function later ---------------------------------------------------------------------------------------------
-
-
-def test_run_later(make_system: MakeSystem) -> None:
-    system = make_system("run-later")
-    program = system.program()
-    arguments = {"to": "ada@example.com", "pages": 3}
-    with Session(program.engine) as session:
-        for _ in range(20):
-            program.later(session, program.send_report, **arguments)
-        session.commit()
-
-    def pass_time(dead: int) -> None:
-        """Let the leases of the dead worker expire."""
-        held = f"status = 'processing' AND claimed_by ~ ':{dead}( |$)'"
-        assert system.execute(f"UPDATE call SET lease_expires_at = now() WHERE {held} RETURNING id")
-
-    done = "SELECT count(*) FROM call WHERE status <> 'completed'"
-    system.kill_one_of_two(lambda: system.execute(done) == [(0,)], hold=1, then=pass_time)
-    assert system.effects() == once(range(1, 21))
-
-
-def test_run_later_at_its_time_with_its_transaction(make_system: MakeSystem) -> None:
-    system = make_system("run-later")
-    program = system.program()
-    called: list[tuple[str, int]] = []
-
-    def remember(session: Session, to: str, pages: int) -> None:
-        called.append((to, pages))
-
-    program.task(remember)
-    with Session(program.engine) as session:
-        program.later(session, remember, to="never", pages=0)
-        session.rollback()
-        program.later(session, remember, to="now", pages=1)
-        program.later(session, remember, after=program.timedelta(hours=1), to="later", pages=2)
-        session.add(program.Call(function="gone", arguments={}))
-        session.commit()
-    assert program.consumer.drain() == 2
-    assert called == [("now", 1)]
-    system.execute("UPDATE call SET run_at = run_at - interval '1 h'")
-    assert program.consumer.drain() == 1
-    assert called == [("now", 1), ("later", 2)]
-    assert system.execute("SELECT last_error FROM call WHERE status = 'failed'") == [
-        ("no_function: there is no function gone",)
-    ]
-
-
 # -- the SQL that a recipe shows is the SQL that its model needs ---------------------------------------------------
 
 RECIPES = ["message-table", "rows-as-messages", "status-column", "worker-script"]
@@ -315,7 +267,7 @@ def test_the_recipe_adds_what_the_model_needs(
 @pytest.mark.once
 def test_no_recipe_is_forgotten() -> None:
     pages = {page.stem for page in (ROOT / "docs" / "recipes").glob("*.md")}
-    assert pages == {*RECIPES, "errors-and-logs", "run-later", "web-servers"}
+    assert pages == {*RECIPES, "errors-and-logs", "web-servers"}
 
 
 # -- the recipe for web servers, run as it is written: a real server starts, does a job and ends in order ----------

@@ -127,7 +127,7 @@ class ExistingSystem:
         return Counter(job for (job,) in self.execute("SELECT job FROM effect"))
 
     def kill_one_of_two(self, done: Callable[[], Any], *, hold: int) -> int:
-        """Run two worker processes, kill one in the middle of a job, and return that job's key when ``done()`` is true."""
+        """Run two workers, kill one in the middle of a job, and return that job's key when ``done()`` is true."""
         victim = self.worker(hold)
         wait_until(lambda: victim.held, "a job whose handler has stopped")
         before = sum(self.effects().values())

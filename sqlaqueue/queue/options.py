@@ -304,7 +304,7 @@ def _check_number(given: object, what: str, *, least: int) -> None:
 class WaitFor:
     """A job waits for the jobs of a relationship, and becomes pending when none of them is waited for any more.
 
-    ``QueueConfig(waits_for="rows")`` is short for ``QueueConfig(waits_for=WaitFor("rows"))``. It needs PostgreSQL.
+    ``QueueConfig(waits_for="rows")`` is short for ``QueueConfig(waits_for=WaitFor("rows"))``.
 
     :param relationship: the name of a relationship of the class to another queue, or to itself. If it leads to many
         jobs, the job is a batch, and they are its members; if it leads to one, the job depends on that.

@@ -272,8 +272,6 @@ def run_commands_of_the_page(url: str, directory: Path) -> None:
             with (directory / "app.py").open("a") as app:
                 app.write(code)
         else:
-            if "engine = prepare" not in code:
-                code = f"engine = prepare(create_engine({url!r}))\n{code}"
             (directory / "script.py").write_text(f"from app import *\n{code}")
             run(directory / "script.py")
     assert ran == 13

@@ -24,6 +24,7 @@ from tests.servers import Database
 pytestmark = pytest.mark.once
 
 EXAMPLE = ROOT / "docs" / "containers"
+PAGE = ROOT / "docs" / "deploy.md"
 
 ENGINE = """
 import os, signal, sys
@@ -166,6 +167,9 @@ def test_the_manifests_of_kubernetes(services: Services, engine: sa.Engine) -> N
     longest = int(grace[1]) + 30
     assert pods["shop-worker"]["terminationGracePeriodSeconds"] >= longest
     assert int(services.services["worker"]["stop_grace_period"].removesuffix("s")) >= longest
+    shown = re.search(r"^```yaml\n(apiVersion: keda.*?)^```$", PAGE.read_text(), re.MULTILINE | re.DOTALL)
+    assert shown is not None
+    assert yaml.safe_load(shown[1]) == manifests[-1]
     (trigger,) = manifests[-1]["spec"]["triggers"]
     with engine.begin() as connection:
         connection.exec_driver_sql("CREATE TABLE invoice (status text, run_at timestamptz)")

@@ -22,7 +22,7 @@ from tests.privileges.conftest import Roles, of_page
 
 pytestmark = pytest.mark.once
 
-SECTION = "## Limits, rates, order and turns"
+SECTION = "## Flow control"
 
 
 class Base(DeclarativeBase):

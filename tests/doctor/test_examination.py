@@ -192,7 +192,7 @@ def test_wrong_input(patient: Patient) -> None:
 ROOT = Path(__file__).parents[2]
 FOLDER = ROOT / "sqlaqueue" / "admin" / "doctor"
 FAULTS = ROOT / "sqlaqueue" / "postgresql"
-PAGE = ROOT / "docs" / "troubleshoot.md"
+PAGE = ROOT / "docs" / "doctor-codes.md"
 SEVERITIES = {"critical", "warning", "notice"}
 COMPUTED = {
     "fsync_off": {"critical"},

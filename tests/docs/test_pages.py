@@ -43,15 +43,23 @@ def test_links_lead_to_files(page: Path) -> None:
 
 
 @pytest.mark.once
-def test_the_index_lists_every_page() -> None:
-    listed = LINK.findall((DOCS / "index.md").read_text())
+def test_the_index_and_the_navigation_of_the_site_list_every_page_once() -> None:
+    entries = re.findall(r"^( *)- \[[^]]*\]\(([^)]+)\)", (DOCS / "index.md").read_text(), re.MULTILINE)
+    listed: dict[str, list[str]] = {"index.md": []}
+    for indentation, page in entries:
+        # A page that stands below another one is in the navigation of that one.
+        listed[[*listed][-1] if indentation else "index.md"].append(page)
+        if not indentation:
+            listed[page] = []
+    assert {page: navigation(DOCS / page) for page in listed} == listed
     pages = {str(page.relative_to(DOCS)) for page in PAGES if page.is_relative_to(DOCS)} - {"index.md"}
-    assert pages <= set(listed)
-    # The navigation of the site: the same pages, in the same order.
-    toctrees = re.findall(r"^```\{toctree\}\n(.*?)^```$", (DOCS / "index.md").read_text(), re.MULTILINE | re.DOTALL)
-    lines = [line for toctree in toctrees for line in toctree.splitlines()]
-    entries = [f"{line}.md" for line in lines if line and not line.startswith(":")]
-    assert entries == [page for page in listed if page in pages]
+    assert sorted(page for _, page in entries) == sorted(pages)
+
+
+def navigation(page: Path) -> list[str]:
+    toctrees = re.findall(r"^```\{toctree\}\n(.*?)^```$", page.read_text(), re.MULTILINE | re.DOTALL)
+    lines = [line for toctree in toctrees for line in toctree.splitlines() if line and not line.startswith(":")]
+    return [str((page.parent / f"{line}.md").resolve().relative_to(DOCS)) for line in lines]
 
 
 @pytest.mark.once

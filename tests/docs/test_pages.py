@@ -234,6 +234,16 @@ def test_the_snippets_run(
             exec(compile(code, page, "exec", dont_inherit=True), vars(module))  # noqa: S102 - the project's own snippets
 
 
+@pytest.mark.once
+def test_what_replaces_celery_is_in_the_program_of_the_page() -> None:
+    text = (DOCS / "coming-from.md").read_text()
+    table = text[text.index("| Celery |") : text.index("## RQ")]
+    replacements = re.findall(r"^\| [^|]* \| `([^`]+)` \|", table, re.MULTILINE)
+    program = "".join(found[3] for found in SNIPPET.finditer(text))
+    assert len(replacements) > 10
+    assert [each for each in replacements if each not in program] == []
+
+
 _LOADED = """
 import atexit, importlib.metadata, sys
 packages = importlib.metadata.packages_distributions()

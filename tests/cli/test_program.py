@@ -52,7 +52,7 @@ def test_the_error_for_a_missing_package_names_the_extra(missing: str, extra: st
 def test_the_extras_that_texts_name_exist() -> None:
     with (ROOT / "pyproject.toml").open("rb") as file:
         extras = tomllib.load(file)["project"]["optional-dependencies"]
-    assert extras["standard"] == ["sqlaqueue[alembic,cli,cron,psycopg,reload]"]
+    assert extras["standard"] == ["sqlaqueue[alembic,async,cli,cron,psycopg,reload]"]
     files = [ROOT / "README.md", *(ROOT / "sqlaqueue").rglob("*.py"), *(ROOT / "docs").rglob("*.md")]
     found = [names for file in files for names in re.findall(r"sqlaqueue\[([\w,]+)\]", file.read_text())]
     named = {name for names in found for name in names.split(",")}

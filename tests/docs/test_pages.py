@@ -176,8 +176,8 @@ def engines() -> Iterator[None]:
 TESTING = [DOCS / "testing.md", DOCS / "testing-setup.md"]
 """Pages whose snippets are the files of a test suite."""
 
-NOT_A_PROGRAM = {*TESTING, *DOCS.glob("reference/*.md")}
-"""These, and the examples of docstrings, which test_docstrings.py runs."""
+NOT_A_PROGRAM = {*TESTING, DOCS / "fastapi.md", *DOCS.glob("reference/*.md")}
+"""These, the files that tests/recipes/test_fastapi.py writes, and the examples of docstrings (test_docstrings.py)."""
 
 ON_POSTGRESQL = [ROOT / "README.md", DOCS / "tutorial.md"]
 """Pages whose programs use files of SQLite, and run on PostgreSQL with another address."""

@@ -24,9 +24,9 @@ from sqlalchemy.orm import close_all_sessions
 
 from sqlaqueue import AsyncConsumer, Consumer
 from sqlaqueue.consumer.core.events import EventName
-from sqlaqueue.exc import ConfigurationError
 from sqlaqueue.testing import StrategyConformance
 from tests.docs.pages import DOCS, LINK, PAGES, ROOT, SNIPPET, TEST_NAME, page_id
+from tests.programs import Program, run_program, wait_until
 from tests.servers import Database, Server
 
 REPOSITORY = re.compile(
@@ -229,9 +229,7 @@ def test_the_snippets_run(
         # Padded by the lines before it, so that an error names the line of the page.
         code = "\n" * text.count("\n", 0, snippet.start(3)) + code
         code = with_addresses(code, database, tmp_path, on_postgresql=on_postgresql)
-        is_refused = page.name == "tutorial.md" and "copy_in(" in code and not on_postgresql
-        with pytest.raises(ConfigurationError, match="insert") if is_refused else contextlib.nullcontext():
-            exec(compile(code, page, "exec", dont_inherit=True), vars(module))  # noqa: S102 - the project's own snippets
+        exec(compile(code, page, "exec", dont_inherit=True), vars(module))  # noqa: S102 - the project's own snippets
 
 
 @pytest.mark.once
@@ -293,7 +291,59 @@ def test_the_sync_program_of_the_tutorial_needs_nothing_but_the_package(tmp_path
     done = subprocess.run([sys.executable, program], capture_output=True, text=True, cwd=tmp_path, check=True)
     assert set(done.stdout.splitlines()[-1].split()) <= OF_THE_PACKAGE
     with contextlib.closing(sqlite3.connect(tmp_path / "shop.db")) as file:
-        assert file.execute("SELECT count(*) FROM invoice").fetchone() > (0,)
+        assert file.execute("SELECT count(*) FROM sqlaqueue_consumer").fetchone() == (0,)
+
+
+TUTORIAL = DOCS / "tutorial.md"
+
+
+@pytest.mark.once
+@pytest.mark.parametrize("on_postgresql", [False, True])
+def test_the_tutorial_is_one_file_that_runs_twice(database: Database, tmp_path: Path, *, on_postgresql: bool) -> None:
+    code = "".join(found[3] for found in SNIPPET.finditer(TUTORIAL.read_text()))
+    program = tmp_path / "shop.py"
+    program.write_text(with_addresses(code, database, tmp_path, on_postgresql=on_postgresql))
+    shown = re.findall(r"^```text\n(.*?)^```$", TUTORIAL.read_text(), re.MULTILINE | re.DOTALL)
+    first, second = (subprocess.check_output([sys.executable, program], text=True, cwd=tmp_path) for _ in range(2))
+    assert [first] == shown
+    assert re.sub(r"-\d+", "", second) == re.sub(r"-\d+", "", first)
+
+
+@pytest.mark.once
+@pytest.mark.parametrize("on_postgresql", [False, True])
+def test_the_two_workers_of_the_tutorial_share_the_jobs(
+    database: Database, tmp_path: Path, *, on_postgresql: bool
+) -> None:
+    text = TUTORIAL.read_text()
+    sections = {part.partition("\n")[0]: part for part in text.split("\n## ")}
+    code = "".join(
+        found[3]
+        for section in ("Define a model", "Write a handler")
+        for found in SNIPPET.finditer(sections[section] + "\n")
+    )
+    (tmp_path / "shop.py").write_text(with_addresses(code, database, tmp_path, on_postgresql=on_postgresql))
+    (order,) = re.findall(r"^```py\n# order.py\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
+    (tmp_path / "order.py").write_text(order)
+    assert "\nsqlaqueue worker shop --verbose\n" in text
+    run_program(str(tmp_path / "shop.py"), directory=tmp_path)
+    workers = [Program("sqlaqueue", "worker", "shop", "--verbose", directory=tmp_path) for _ in range(2)]
+    try:
+        for worker in workers:
+            worker.wait_for("started, update_status")
+        assert run_program(str(tmp_path / "order.py"), directory=tmp_path).returncode == 0
+
+        def done() -> list[int]:
+            return [len(re.findall(r"\bcompleted\b", worker.output)) for worker in workers]
+
+        wait_until(lambda: sum(done()) >= 100, lambda: "\n".join(worker.output for worker in workers))
+        assert sum(done()) == 100
+        assert min(done()) > 0
+        for worker in workers:
+            worker.signal(signal.SIGINT)
+            assert worker.end() == 0, worker.output
+    finally:
+        for worker in workers:
+            worker.clear()
 
 
 @pytest.mark.once

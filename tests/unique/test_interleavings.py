@@ -277,14 +277,14 @@ _PASSING_OVER = {"claim", "rescue", "cancel", "purge"}
 _INTRODUCTION = """# Outcomes of concurrent transactions on unique jobs
 
 Two transactions work on jobs with the same unique values. The column names the operation of the first transaction,
-which stays open; the row names that of the second, which begins meanwhile. The tests execute each pair statement by
+which stays open; the row names that of the second, which starts meanwhile. The tests execute each pair statement by
 statement, and compare the outcome with these tables.
 
 Each cell shows what the second transaction does:
 
 | in a cell | what happens |
 | --- | --- |
-| duplicate | It finds the other job: `enqueue()` returns that, or the job that was to be pending again is cancelled. |
+| duplicate | It finds the duplicate: `enqueue()` returns it, or the job that was to be pending again is cancelled. |
 | nothing | It changes no job. |
 | created, claimed, back (pending again) .. | It does its work. |
 | waits: A | It waits for the end of the first transaction, and does A when that commits. |
@@ -292,14 +292,14 @@ Each cell shows what the second transaction does:
 | later: B | It does B if it is executed after the first transaction has committed. |
 | empty | The pair cannot occur, as both operations need a job that counts. |
 
-If the first transaction is rolled back, the second one does its work, as if there had been no other; operations that
-skip locked rows have found nothing.
+If the first transaction is rolled back, the second one does its work as if it were alone. Operations that skip locked
+rows have found nothing.
 
-Under `SERIALIZABLE` the outcomes are those of `REPEATABLE READ`, or one of the two transactions fails with 40001: which
-one depends on the plans of the statements.
+Under `SERIALIZABLE` the outcomes are those of `REPEATABLE READ`, or one of the two transactions fails with 40001. Which
+one fails depends on the plans of the statements.
 
-*IntegrityError* is the error of a violated unique index, and 40001 the SQLSTATE of a failed serialization: roll back,
-and repeat the transaction. A Consumer does that itself when it settles and rescues.
+*IntegrityError* is the error of a violated unique index, and 40001 the SQLSTATE of a failed serialization. Roll back
+and repeat the transaction. A Consumer repeats its own transactions.
 """
 
 

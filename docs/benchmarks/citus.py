@@ -1,4 +1,4 @@
-"""``python -m docs.benchmarks.citus BIN_DIR`` prints the table of docs/citus.md.
+"""``python -m docs.benchmarks.citus BIN_DIR`` prints the table of Citus in docs/evidence/engines.md.
 
 It measures a loop of plain statements and the library, on plain PostgreSQL and on each placement of Citus, in turns.
 """

@@ -1,5 +1,6 @@
-"""``python -m docs.benchmarks.mariadb`` prints the table of docs/mariadb.md: a queue on plain PyMySQL, and sqlaqueue.
+"""``python -m docs.benchmarks.mariadb`` prints the table of MariaDB in docs/evidence/engines.md.
 
+It measures a queue on plain PyMySQL, and sqlaqueue.
 The server writes its log at each commit, as it does by default.
 """
 

@@ -1,7 +1,8 @@
 """A Citus cluster on this machine: a coordinator and two workers.
 
 ``python -m tests.citus.cluster BIN_DIR`` starts one, prints the URL of a database with Citus, and removes it all when
-it is interrupted. ``BIN_DIR`` has the programs of a PostgreSQL for which Citus was built, see ``docs/citus.md``.
+it is interrupted. ``BIN_DIR`` has the programs of a PostgreSQL for which Citus was built.
+``docs/evidence/engines.md`` says how to build it.
 """
 
 from __future__ import annotations

@@ -13,7 +13,7 @@ from tests.citus.cluster import CitusDatabase, Cluster, running
 
 NO_CLUSTER = (
     "needs Citus: pass --citus BIN_DIR, the programs of a PostgreSQL with Citus, or --citus URL, a database of a "
-    "cluster, or set SQLAQUEUE_CITUS_URL; docs/citus.md says how to build it"
+    "cluster, or set SQLAQUEUE_CITUS_URL; docs/evidence/engines.md says how to build it"
 )
 
 

@@ -1,6 +1,7 @@
 """The table of engines and features, made from what the engines refuse and from the reasons of the suite.
 
-``python -m tests.conformance`` prints the table of docs/databases.md; with ``--write`` it writes the page.
+``python -m tests.conformance`` prints the table of docs/databases.md and the reasons of docs/evidence/engines.md; with
+``--write`` it writes the pages.
 """
 
 import sys
@@ -23,7 +24,7 @@ from sqlaqueue.sqlite.prepare import SQLite
 from sqlaqueue.testing.conformance.engines import ENGINES, EngineUnderTest
 from tests.models import new_base
 
-PAGE = Path(__file__).parents[2] / "docs" / "databases.md"
+DOCS = Path(__file__).parents[2] / "docs"
 BEGIN, END = "<!-- begin: python -m tests.conformance --write -->", "<!-- end -->"
 
 CONFIGS: Mapping[str, Mapping[str, Any]] = {
@@ -39,7 +40,7 @@ CONFIGS: Mapping[str, Mapping[str, Any]] = {
     "`RateLimit`": {"flow_control": [RateLimit(10, every=timedelta(seconds=1))]},
     "`InOrder`": {"flow_control": [InOrder("customer")]},
     "`FairShare`": {"flow_control": [FairShare("customer")]},
-    "Batches, and jobs that wait for others: `waits_for`": {"waits_for": "children"},
+    "Batches and dependencies: `waits_for`": {"waits_for": "children"},
 }
 """Rows of the table: what may be configured."""
 
@@ -116,20 +117,24 @@ def features() -> list[str]:
     return [*CONFIGS, *dict.fromkeys(each for each in lacking if each not in CONFIGS)]
 
 
-def lines() -> Iterator[str]:
-    """Return the lines of the table, and of the reasons below it."""
+def table() -> Iterator[str]:
+    """Return the lines of the table."""
     yield f"| feature | {' | '.join(column.title for column in columns())} |"
     yield f"| --- |{' --- |' * len(columns())}"
     for feature in features():
         cells = (_cell(column, feature) for column in columns())
         yield f"| {feature} | {' | '.join(cells)} |"
-    for column in columns():
-        if missing(column):
+
+
+def reasons() -> Iterator[str]:
+    """Return the lines that say why an engine lacks features."""
+    for number, column in enumerate(each for each in columns() if missing(each)):
+        if number:
             yield ""
-            yield f"What {column.title} does not have, and why:"
-            yield ""
-            for why in dict.fromkeys(missing(column).values()):
-                yield f"- {'; '.join(name for name, its in missing(column).items() if its == why)}: {why}."
+        yield f"**{column.title}** does not have:"
+        yield ""
+        for why in dict.fromkeys(missing(column).values()):
+            yield f"- {'; '.join(name for name, its in missing(column).items() if its == why)}: {why}."
 
 
 def _cell(column: Column, feature: str) -> str:
@@ -139,15 +144,23 @@ def _cell(column: Column, feature: str) -> str:
     return "yes" if is_known else "not tested"
 
 
-def page(text: str) -> str:
-    """Return the text of the page with the table that is right now."""
-    before, _, rest = text.partition(BEGIN)
+PAGES: Mapping[Path, Callable[[], Iterator[str]]] = {
+    DOCS / "databases.md": table,
+    DOCS / "evidence" / "engines.md": reasons,
+}
+"""The pages with what is generated in them."""
+
+
+def page(path: Path) -> str:
+    """Return the text of a page with the lines that are right now."""
+    before, _, rest = path.read_text().partition(BEGIN)
     _, _, after = rest.partition(END)
-    return "\n".join([before + BEGIN, "", *lines(), "", END]) + after
+    return "\n".join([before + BEGIN, "", *PAGES[path](), "", END]) + after
 
 
 if __name__ == "__main__":
     if "--write" in sys.argv[1:]:
-        PAGE.write_text(page(PAGE.read_text()))
+        for path in PAGES:
+            path.write_text(page(path))
     else:
-        sys.stdout.write("\n".join([*lines(), ""]))
+        sys.stdout.write("\n".join([*table(), *reasons(), ""]))

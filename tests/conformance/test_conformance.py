@@ -2,6 +2,7 @@
 
 import inspect
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,7 +12,7 @@ from sqlalchemy import event
 import sqlaqueue
 from sqlaqueue.testing import StrategyConformance
 from sqlaqueue.testing.conformance.engines import ENGINES, EngineUnderTest
-from tests.conformance.__main__ import PAGE, page
+from tests.conformance.__main__ import PAGES, page
 from tests.mariadb.server import MariaDBServer
 from tests.strategies.conftest import class_engine as engine
 
@@ -89,9 +90,9 @@ class TestRowsThatAreTheirOwnMessageOnMariaDB(OnMariaDB):
 
 
 @pytest.mark.once
-def test_the_table_of_the_page_is_up_to_date() -> None:
-    text = PAGE.read_text()
-    assert text == page(text), "run python -m tests.conformance --write"
+@pytest.mark.parametrize("path", PAGES, ids=lambda path: path.name)
+def test_the_tables_of_the_pages_are_up_to_date(path: Path) -> None:
+    assert path.read_text() == page(path), "run python -m tests.conformance --write"
 
 
 @pytest.mark.once

@@ -1,4 +1,4 @@
-"""``python -m docs.benchmarks.sqlite`` prints the table of docs/sqlite.md."""
+"""``python -m docs.benchmarks.sqlite`` prints the table of SQLite in docs/evidence/engines.md."""
 
 from __future__ import annotations
 

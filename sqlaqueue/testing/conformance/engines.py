@@ -56,14 +56,14 @@ class EngineUnderTest:
 
 _ONE_WRITER = Exemption(
     "SQLite has one write lock: a transaction that writes waits until the one before it has ended",
-    feature="Transactions that write at the same time, and claims that skip locked rows instead of waiting",
+    feature="Transactions that write at the same time, and statements that skip locked rows",
 )
 _SQLITE_CHILD_ROWS = Exemption(
     _ONE_WRITER.why,
-    feature="A job is claimed and ended while an open transaction inserts a row referring to it",
+    feature="Claim and end a job while an open transaction inserts a row that refers to it",
 )
 _SECOND_TABLE = Exemption(
-    _ONE_WRITER.why, feature="Claims with a filter that joins a second table, and lock no row of it"
+    _ONE_WRITER.why, feature="Claim with a filter that joins a second table, without locking its rows"
 )
 _NO_ROW_LOCKS = Exemption("SQLite has no locks of rows, and no clause that asks for them", feature=_ONE_WRITER.feature)
 _NO_CHANGE_BETWEEN = Exemption(
@@ -71,8 +71,8 @@ _NO_CHANGE_BETWEEN = Exemption(
 )
 _PLANS = Exemption("the test reads the plans of PostgreSQL and switches its methods off", tried=False)
 _OWN_CLOCK = Exemption(
-    "SQLite runs in the program, so that its clock is that of the machine",
-    feature="Times from the clock of a server, independent of the clocks of the workers",
+    "SQLite runs in the program, and has the clock of the machine",
+    feature="Times from the server's clock, regardless of the workers' clocks",
     tried=False,
 )
 
@@ -187,12 +187,12 @@ _NO_GATE = Exemption(
 )
 _MARIADB_CHILD_ROWS = Exemption(
     "InnoDB has one kind of lock for changes, with which the shared lock of a foreign key conflicts",
-    feature="A job is claimed and ended while an open transaction inserts a row referring to it",
+    feature="Claim and end a job while an open transaction inserts a row that refers to it",
     tried=False,
 )
 _ONE_TABLE = Exemption(
     "FOR UPDATE has no OF in MariaDB: a claim locks the rows of all tables in its filter",
-    feature="Claims with a filter that joins a second table, and lock no row of it",
+    feature="Claim with a filter that joins a second table, without locking its rows",
     tried=False,
 )
 _KINDS = Exemption("MariaDB has FOR UPDATE and LOCK IN SHARE MODE only")

@@ -42,7 +42,7 @@ def main() -> int:
 
     commands.add_parser("list", help="list the systems")
 
-    tables = commands.add_parser("tables", help="fill the tables of docs/performance.md")
+    tables = commands.add_parser("tables", help="fill the tables of docs/evidence/benchmarks.md")
     tables.add_argument("results", type=Path, nargs="*", default=[RESULTS])
     tables.add_argument("--page", type=Path, default=PAGE)
 

@@ -1,4 +1,4 @@
-"""Write the results into the tables of docs/performance.md.
+"""Write the results into the tables of docs/evidence/benchmarks.md.
 
 A table is between ``<!-- table: NAME -->`` and ``<!-- /table -->``, and is replaced if there are results for it.
 """
@@ -16,7 +16,7 @@ from docs.benchmarks.report import Summary
 
 BLOCK = re.compile(r"(<!-- table: ([\w-]+) -->\n)(.*?)(<!-- /table -->)", re.DOTALL)
 
-PAGE = Path(__file__).parents[1] / "performance.md"
+PAGE = Path(__file__).parents[1] / "evidence" / "benchmarks.md"
 COSTS = Path(__file__).parents[2] / "tests" / "benchmarks" / "costs.json"
 
 
@@ -259,10 +259,10 @@ def about(results: Sequence[Path]) -> str:
     infos = [json.loads(path.read_text())["about"] for path in results]
     info = infos[-1]
     if len(infos) == 1:
-        runs = "1 run" if info["repeat"] == 1 else f"{info['repeat']} runs in turn"
+        runs = "1 run" if info["repeat"] == 1 else f"{info['repeat']} alternating runs"
     else:
         numbers = sorted({summary.runs for summary in report.summarise(*report.join(results))})
-        runs = f"{' to '.join(dict.fromkeys(str(one) for one in (numbers[0], numbers[-1])))} runs in turn"
+        runs = f"{' to '.join(dict.fromkeys(str(one) for one in (numbers[0], numbers[-1])))} alternating runs"
     server = info["server"]
     versions = {name: version for one in infos for of in one["versions"].values() for name, version in of.items()}
     named = ", ".join(f"{name} {version}" for name, version in sorted(versions.items()))

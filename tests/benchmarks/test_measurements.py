@@ -100,7 +100,7 @@ def test_systems_with_flow_control_take_part_in_its_workloads_only() -> None:
                 assert ("flow" in system.options) == workload.startswith("flow"), (workload, system.name)
 
 
-# -- the tables of docs/performance.md are generated ---------------------------------------------------------------
+# -- the tables of docs/evidence/benchmarks.md are generated -------------------------------------------------------
 DRAIN = ("drain", "1 process")
 ABOUT = {
     "date": "2026-01-02",
@@ -144,7 +144,7 @@ def test_tables_without_new_results_are_kept(tmp_path: Path) -> None:
     fill([results], page)
     before, after = (blocks(text) for text in (PAGE.read_text(), page.read_text()))
     assert "41,200 (0.82)" in after["drain"]
-    assert "PostgreSQL 18.1 on loopback (fsync on), Python 3.13.0; 3 runs in turn" in after["about"]
+    assert "PostgreSQL 18.1 on loopback (fsync on), Python 3.13.0; 3 alternating runs" in after["about"]
     assert {name for name in before if before[name] != after[name]} <= {"drain", "about"}
 
 
@@ -160,7 +160,7 @@ def test_results_of_flow_control_have_a_description_of_their_own(tmp_path: Path)
     fill(results, page)
     before, after = (blocks(text) for text in (PAGE.read_text(), page.read_text()))
     assert "| sqlaqueue FairShare | 50% |" in after["flow"]
-    assert "1 to 2 runs in turn.\nVersions: system of one 1.0, system of two 1.0." in after["flow-about"]
+    assert "1 to 2 alternating runs.\nVersions: system of one 1.0, system of two 1.0." in after["flow-about"]
     assert before["about"] == after["about"]
 
 

@@ -179,7 +179,7 @@ def test_a_job_that_was_cancelled_for_its_duplicate(engine: sa.Engine) -> None:
         session.execute(retry(jobs)).all()
         session.commit()
     assert setup.codes() == ["duplicate", "finished"]
-    assert "since job 2 had the same key" in setup.text("duplicate")
+    assert "since job 2 had equal key" in setup.text("duplicate")
 
 
 def test_a_job_that_waits_for_its_duplicate(engine: sa.Engine) -> None:
@@ -194,7 +194,7 @@ def test_a_job_that_waits_for_its_duplicate(engine: sa.Engine) -> None:
         session.execute(retry(jobs)).all()
         session.commit()
         assert (setup.explain().state, setup.codes()) == ("processing", ["waits_for_duplicate"])
-        assert "it waits for job 2, which has the same key and is pending" in setup.text("waits_for_duplicate")
+        assert "it waits for job 2, which has equal key and is pending" in setup.text("waits_for_duplicate")
         setup.execute("DELETE FROM job WHERE id = 2")
         assert setup.codes() == ["waits_for_duplicate"]
         assert "the duplicate is gone" in setup.text("waits_for_duplicate")

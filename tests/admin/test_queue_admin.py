@@ -190,7 +190,7 @@ def test_jobs_that_are_not_of_the_queue_are_refused(engine: sa.Engine, session: 
         (None, "not None"),
         ([1, job], "not <"),
         (QueueAdmin(session, setup.model).jobs(), r"not JobInfo\("),
-        ("one", "Job.id is an integer, and 'one' is none"),
+        ("one", "Job.id is an integer, and 'one' is not"),
     ]:
         with pytest.raises(SqlaqueueError, match=said):
             call(given)

@@ -242,7 +242,7 @@ def test_a_statement_that_fails(shop: Shop) -> None:
 
 def test_a_key_of_another_type(shop: Shop) -> None:
     said = refused("requeue", EMAIL, "--key", "seven", SQLAQUEUE_URL=shop.database.url())
-    assert said == "the key 'seven': Email.id is an integer, and 'seven' is none"
+    assert said == "the key 'seven': Email.id is an integer, and 'seven' is not"
 
 
 # -- settings -----------------------------------------------------------------------------------------------------

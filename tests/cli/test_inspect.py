@@ -454,7 +454,7 @@ def test_a_job_that_does_not_exist(shop: Shop) -> None:
 def test_a_key_of_a_wrong_type(shop: Shop) -> None:
     result = shop.invoke("why", EMAIL, "x")
     assert result.exit_code == 2
-    assert "the key 'x': Email.id is an integer, and 'x' is none" in result.stderr
+    assert "the key 'x': Email.id is an integer, and 'x' is not" in result.stderr
 
 
 def test_a_queue(shop: Shop) -> None:

@@ -55,7 +55,7 @@ def test_a_class_with_a_handler_of_each_kind(shop: Shop, model: str, handler: st
     shop.add(*jobs)
     output = drained(shop, f"{MODELS}:{model}", "--handler", f"{MODELS}:{handler}", "--concurrency", "2")
     kind = "tasks" if handler == "send_async" else "threads"
-    assert f"serves database {shop.database.name} at" in output
+    assert f"works on database {shop.database.name} at" in output
     assert f"with 2 worker {kind}, until no job is due" in output
     assert "finished runs: 2" in output
     assert sorted(shop.done().values()) == [1, 1]
@@ -201,7 +201,7 @@ def test_a_second_signal_ends_the_worker_immediately(shop: Shop, tmp_path: Path)
 def test_the_log_contains_no_password(shop: Shop) -> None:
     url = shop.database.url().replace("postgres@", "postgres:hush-hush@")
     output = drained(shop, EMAIL, *SEND, "--log-level", "debug", SQLAQUEUE_URL=url)
-    assert f"serves database {shop.database.name}" in output
+    assert f"works on database {shop.database.name}" in output
     assert "hush-hush" not in output
 
 

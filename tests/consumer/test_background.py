@@ -97,7 +97,7 @@ def test_the_end_of_a_block_has_a_grace_period(leased: Bench) -> None:
     server = leased.consumer(gate, grace=0.1)
     # A task is cancelled; a thread goes on, and the error names its handler.
     goes_on = (
-        pytest.raises(HandlerNotStopped, match=r"\(job 1, for \d s\) goes on")
+        pytest.raises(HandlerNotStopped, match=r"\(job 1, for \d s\) still runs")
         if leased.api == "sync"
         else contextlib.nullcontext()
     )

@@ -160,7 +160,7 @@ def test_the_start_is_logged_with_queue_database_and_mode(mixed: Bench, log: Any
     [record] = logged(log, "consumer_started")
     text = record.getMessage()
     kind = "threads" if mixed.api == "sync" else "tasks"
-    assert text.startswith(f"queue job: started, {mixed.strategy}, serves database {mixed.database.name} at ")
+    assert text.startswith(f"queue job: started, {mixed.strategy}, works on database {mixed.database.name} at ")
     assert text.endswith(f"with 2 worker {kind}, listening for notifications, polling every 0.2 s")
     assert (record.levelno, record.concurrency, record.mode) == (logging.INFO, 2, "listening")
 
@@ -195,7 +195,7 @@ def test_each_failed_attempt_has_one_record_with_its_traceback(mixed: Bench, log
     )
     retried, failed = logged(log, "retried")[0], logged(log, "failed")[0]
     key = retried.job_key
-    assert retried.getMessage() == f"queue job: job {key}: attempt 1 of 2 failed, next try at once: ValueError: a"
+    assert retried.getMessage() == f"queue job: job {key}: attempt 1 of 2 failed, next try immediately: ValueError: a"
     assert failed.getMessage().endswith("attempt 2 of 2 failed, no further try: ValueError: a")
     for record in (retried, failed):
         assert (record.queue, record.max_attempts, record.error_kind) == ("job", 2, "ValueError")

@@ -531,7 +531,7 @@ def test_no_second_scan_begins_while_a_long_one_runs(cursor: ScanCursor, clock: 
 
 
 def test_a_changed_claim_size_scans_the_head(cursor: ScanCursor, clock: Clock) -> None:
-    """While a claim is executed that began at the cursor."""
+    """While a claim is executed that started at the cursor."""
     claim(cursor, clock, 1, head=0.01)
     assert cursor.begin() is None
     assert cursor.begin() is SECOND

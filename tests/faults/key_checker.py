@@ -393,7 +393,7 @@ def _time(text: str | None) -> float | None:
 
 
 def held_rates(audit: Audit) -> Violations:
-    """No more beginnings of a key are reserved in a window than the rate allows, and none while it is held back."""
+    """No more beginnings of a key are reserved in a window than the rate allows, and none while it is blocked."""
     for number, (most, every, _, burst) in enumerate(audit.configuration.rates):
         by_key: dict[Any, list[_Reservation]] = defaultdict(list)
         for each in _reservations(audit, number):

@@ -142,7 +142,7 @@ def refused(engine: sa.Engine, model: Any, *others: dict[str, Any]) -> str:
 def test_a_limit(engine: sa.Engine) -> None:
     said = refused(engine, make_job(flow_control=[ConcurrencyLimit(1, per="customer_id")]), {"status": "processing"})
     assert said == (
-        "run_job(): Job 2 is held back. The limit of 1 job of customer_id 1 is reached, held by 1; the end of one lets "
+        "run_job(): Job 2 is blocked. The limit of 1 job of customer_id 1 is reached, held by 1; the end of one lets "
         "another begin"
     )
 
@@ -150,7 +150,7 @@ def test_a_limit(engine: sa.Engine) -> None:
 def test_an_order(engine: sa.Engine) -> None:
     said = refused(engine, make_job(flow_control=[InOrder("customer_id")]), {"status": "failed"})
     assert said == (
-        "run_job(): Job 2 is held back. Job 1 of customer_id 1 comes first, and has failed and blocks its key; requeue "
+        "run_job(): Job 2 is blocked. Job 1 of customer_id 1 comes first, and has failed and blocks its key; requeue "
         "or delete it"
     )
 
@@ -162,7 +162,7 @@ def test_a_rate(engine: sa.Engine, config: dict[str, Any]) -> None:
         first, second = jobs = [job(customer_id=1), job(customer_id=1)]
         session.add_all(jobs)
         run_job(session, first, do_nothing)
-        message = r"is held back\. The rate of customer_id 1 is used up; .*in 59 min.*travel\(session, \d+\) moves it"
+        message = r"is blocked\. The rate of customer_id 1 is used up; .*in 59 min.*travel\(session, \d+\) moves it"
         with pytest.raises(NotClaimableError, match=message):
             run_job(session, second, do_nothing)
 

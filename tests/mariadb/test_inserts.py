@@ -1,4 +1,4 @@
-"""INSERT .. ON CONFLICT: only duplicates are passed over, and each value is computed from the row that was there."""
+"""INSERT .. ON CONFLICT: only duplicates are skipped, and each value is computed from the row that was there."""
 
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -122,7 +122,7 @@ def test_more_duplicates_than_the_server_tells_of_are_refused(items: sa.Engine) 
         connection.detach()
         connection.execute(sa.text("SET SESSION max_error_count = 3"))
         again = IGNORING.from_select(["code", "size"], sa.select(ITEM.c.code, ITEM.c.size))
-        with pytest.raises(StatementError, match="has passed over 5 rows, and MariaDB tells the reason for 3 of them"):
+        with pytest.raises(StatementError, match="has skipped 5 rows, and MariaDB gives the reason for 3 of them"):
             connection.execute(again)
 
 

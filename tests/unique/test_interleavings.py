@@ -315,7 +315,7 @@ def cell(outcomes: Outcomes) -> str:
 def check_rollback(driver: Driver, first: Operation, second: Operation, outcomes: Outcomes) -> None:
     """Check that a transaction which is rolled back has changed nothing for the other one."""
     claims = second.needs == RUNNING and not driver.with_leases
-    # Dead letters are passed over as well.
+    # Dead letters are skipped as well.
     claims |= second.name == "requeue" and driver.kind == "rows_are_messages"
     expected = {outcomes.alone} | ({"nothing"} if claims or second.name in _PASSING_OVER else set())
     assert outcomes.open_then_rollback.result in expected, (first.name, second.name, outcomes)

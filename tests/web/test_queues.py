@@ -402,7 +402,7 @@ async def test_pausing_is_offered_to_whom_it_is_allowed(engine: sa.Engine, acces
     setup.execute("INSERT INTO sqlaqueue_control (queue, key) VALUES (:queue, '[]')", queue=spec_of(setup.model).name)
     page = await page_of(setup, access=lambda _: access)
     assert ('action="../queues/job/actions/resume"' in page) == shown
-    assert "No job begins until the queue is resumed." in page
+    assert "No job starts until the queue is resumed." in page
 
 
 @pytest.mark.parametrize(

@@ -323,12 +323,12 @@ def test_a_queue_is_paused_and_resumed(own_site: Site, open_view: MakeView, audi
     view.follow(view.page.get_by_role("link", name="Pause…"))
     view.page.get_by_label("Reason").fill("the mail server is being moved")
     view.follow(button(view, "Pause", exact=True))
-    assert "No job begins until the queue is resumed" in view.text("main")
+    assert "No job starts until the queue is resumed" in view.text("main")
     view.open("schedules")
     assert "by ada: the mail server is being moved" in view.text("#pauses")
     view.open("queues/email")
     view.follow(button(view, "Resume", exact=True))
-    assert "No job begins" not in view.text("main")
+    assert "No job starts" not in view.text("main")
     assert view.page.locator("#pauses p").count() == 0
     assert [each[:3] for each in audit()] == [("ada", "pause", "email"), ("ada", "resume", "email")]
 

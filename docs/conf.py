@@ -10,11 +10,15 @@ author = "sqlaqueue contributors"
 version = release = sqlaqueue.__version__
 
 sys.path.append(str(Path(__file__).parent / "_extensions"))
+import other_projects  # noqa: E402 - it is found there
+
 extensions = [
     "myst_parser",
     "sphinx.ext.autodoc",
-    "sphinxcontrib.mermaid",
+    "sphinx.ext.intersphinx",
+    "sphinx_copybutton",
     "default_values",
+    "llms",
     "reference_pages",
     "source_pages",
 ]
@@ -33,6 +37,13 @@ nitpick_ignore_regex = [
 html_theme = "furo"
 html_title = f"sqlaqueue {release}"
 html_copy_source = False
+html_static_path = ["_static"]
+html_theme_options = {
+    "source_repository": "https://github.com/sqlaqueue/sqlaqueue/",
+    "source_branch": "main",
+    "source_directory": "docs/",
+}
+intersphinx_mapping = other_projects.mapping()
 
 autodoc_member_order = "bysource"
 autodoc_typehints = "signature"
@@ -40,7 +51,3 @@ autodoc_preserve_defaults = True
 
 myst_heading_anchors = 4
 myst_html_meta = {"description": str(sqlaqueue.__doc__).partition("\n")[0]}
-# As on GitHub, which draws a block of this language too.
-myst_fence_as_directive = ["mermaid"]
-mermaid_height = "auto"
-mermaid_fullscreen = False

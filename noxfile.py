@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
@@ -141,6 +142,34 @@ def docs(session: nox.Session) -> None:
     """Build the documentation as a site, in build/docs; its snippets are run by the tests."""
     session.install("-e.[docs]")
     session.run(*SITE)
+
+
+@nox.session(python=[*PYTHONS][-1:])
+def release(session: nox.Session) -> None:
+    """Build what would be published, in build/release, and check it: contents, extras, licences, vulnerabilities.
+
+    ``uv publish build/release/*.whl build/release/*.tar.gz`` would then publish it.
+    """
+    session.install("build[uv]==1.6.1", "cyclonedx-bom==7.5.0", "pip-audit==2.10.1", "twine==7.0.0", "uv")
+    # Files in an archive have the time of the commit, so that a second build has equal bytes.
+    commit = session.run("git", "log", "-1", "--format=%ct", external=True, silent=True)
+    session.env["SOURCE_DATE_EPOCH"] = str(commit).strip()
+    directory, again = "build/release", "build/release/again"
+    shutil.rmtree(directory, ignore_errors=True)
+    for output in (directory, again):
+        session.run("python", "-m", "build", "--quiet", "--installer=uv", f"--outdir={output}")
+    files = [str(file) for suffix in ("whl", "tar.gz") for file in Path(directory).glob(f"*.{suffix}")]
+    session.run("twine", "check", "--strict", *files)
+    environment = f"{directory}/env"
+    session.run("uv", "venv", "--quiet", environment)
+    extras = "standard,asyncpg,aiosqlite,pymysql,asyncmy,otel,prometheus,web"
+    python = f"{environment}/bin/python"
+    session.run("uv", "pip", "install", "--quiet", f"--python={python}", f"{files[0]}[{extras}]")
+    bill = f"{directory}/sqlaqueue.cdx.json"
+    session.run("cyclonedx-py", "environment", "--output-reproducible", f"--output-file={bill}", python)
+    (packages,) = Path(environment).glob("lib/*/site-packages")
+    session.run("pip-audit", "--progress-spinner=off", "--skip-editable", f"--path={packages}")
+    session.run("python", "-m", "tests.release", directory, again)
 
 
 @nox.session(python=[*PYTHONS][-1:])

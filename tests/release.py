@@ -1,6 +1,6 @@
 """Checks what would be published: ``nox -s release`` builds it, and runs ``python -m tests.release DIST AGAIN``.
 
-DIST and AGAIN have been built one after the other from one commit. The wheel's requirements are examined in ``DIST/env``.
+DIST and AGAIN have been built one after the other from one commit. The bill of materials is in DIST.
 """
 
 from __future__ import annotations

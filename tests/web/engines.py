@@ -4,8 +4,8 @@ import asyncio
 import enum
 import re
 import uuid
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from datetime import UTC, date, datetime, timedelta
 from decimal import Decimal
 from pathlib import Path
@@ -14,6 +14,7 @@ from typing import Any
 import httpx
 import pytest
 import sqlalchemy as sa
+from sqlalchemy.ext.asyncio import async_sessionmaker, create_async_engine
 from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column, relationship, sessionmaker
 
 from sqlaqueue import (
@@ -26,7 +27,10 @@ from sqlaqueue.admin import QueueAdmin
 from sqlaqueue.queue.run import key_text
 from sqlaqueue.web import Dashboard
 from tests.models import shared
+from tests.servers import Database
 from tests.web.conftest import client, everything
+
+ASYNC = {"sqlite": "sqlite+aiosqlite", "mariadb": "mariadb+asyncmy", "postgresql": "postgresql+asyncpg"}
 
 
 class Kind(enum.Enum):
@@ -91,6 +95,21 @@ class Place:
     def client(self, *models: Any, access: Any = everything, **options: Any) -> httpx.AsyncClient:
         return client(Dashboard(models or self.models, sessionmaker(self.engine), access=access, **options))
 
+    @asynccontextmanager
+    async def browser(self, api: str, *models: Any, access: Any = everything, **options: Any) -> AsyncIterator[Any]:
+        """Give a client of a dashboard whose sessions are those of threads, or of asyncio."""
+        if api == "sync":
+            async with self.client(*models, access=access, **options) as browser:
+                yield browser
+            return
+        engine = prepare(create_async_engine(self.url.set(drivername=ASYNC[self.name])))
+        made = Dashboard(models or self.models, async_sessionmaker(engine), access=access, **options)
+        try:
+            async with client(made) as browser:
+                yield browser
+        finally:
+            await engine.dispose()
+
     def add(self, *jobs: Any) -> list[Any]:
         with Session(self.engine) as session:
             session.add_all(jobs)
@@ -139,6 +158,22 @@ def place(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Place]:
         found = Place(url)
         yield found
         found.engine.dispose()
+
+
+@pytest.fixture(params=["postgresql", "sqlite", "mariadb"])
+def each_place(request: pytest.FixtureRequest, shared: Database, tmp_path: Path) -> Iterator[Place]:
+    """A place of PostgreSQL as well, where both are to be the same."""
+    if request.param != "postgresql":
+        with contextmanager(_url)(request, tmp_path) as url:
+            found = Place(url)
+            yield found
+            found.engine.dispose()
+        return
+    found = Place(shared.url())
+    yield found
+    with found.engine.begin() as connection:
+        connection.exec_driver_sql("DROP SCHEMA public CASCADE; CREATE SCHEMA public")
+    found.engine.dispose()
 
 
 def _url(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:

@@ -79,19 +79,6 @@ async def test_an_action_changes_what_its_preview_says(
     assert place.states() == expected
 
 
-async def test_requeued_jobs_are_spread_over_some_time(place: Place) -> None:
-    jobs = [place.email(number) for number in range(1, 4)]
-    for job in jobs:
-        job.status, job.finished_at = "failed", datetime.now(UTC) - timedelta(hours=1)
-    place.add(*jobs)
-    async with place.client() as browser:
-        fields = {"key": ["1", "2", "3"], "spread": "10min"}
-        await follow(browser, await browser.post("/queues/email/actions/requeue", data=fields))
-    with place.engine.connect() as connection:
-        times = connection.scalars(sa.select(place.Email.run_at).order_by(place.Email.id)).all()
-    assert [round((each - times[0]).total_seconds()) for each in times] == [0, 200, 400]
-
-
 @pytest.mark.parametrize("action", ["pause", "resume"])
 async def test_a_queue_is_paused_and_resumed(place: Place, action: str) -> None:
     if action == "resume":

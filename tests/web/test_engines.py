@@ -31,11 +31,9 @@ from sqlaqueue.web.data.reader import QueueReader
 from sqlaqueue.web.database import Database
 from tests.models import sent_statements
 from tests.web.conftest import client, everything, follow
-from tests.web.engines import FULL, Place, place
+from tests.web.engines import ASYNC, FULL, Place, place
 
 __all__ = ["place"]
-
-ASYNC = {"sqlite": "sqlite+aiosqlite", "mariadb": "mariadb+asyncmy"}
 
 
 # -- reading -----------------------------------------------------------------------------------------------------------

@@ -126,6 +126,16 @@ def _parsed(text: str, type_: Any, number: Any) -> Column:
     if isinstance(type_, sa.Numeric | sa.Float):
         as_number: Any = sa.Double() if isinstance(type_, sa.Float) else number
         return sa.cast(sa.literal(text, sa.Text()), as_number)
+    try:
+        value = _value(text, type_)
+    except ValueError:
+        # Such as infinity, which only PostgreSQL has: nothing is equal to it.
+        return sa.cast(sa.null(), sa.Text())
+    return sa.literal(value, sa.Text() if value is text else type_)
+
+
+def _value(text: str, type_: Any) -> Any:
+    """Return what a text of :func:`text_of` stands for; the text itself, if the database converts it."""
     readers: tuple[tuple[Any, Callable[[str], Any]], ...] = (
         (sa.Uuid, lambda given: uuid.UUID(given) if type_.as_uuid else str(uuid.UUID(given))),
         (sa.DateTime, datetime.fromisoformat),
@@ -134,13 +144,7 @@ def _parsed(text: str, type_: Any, number: Any) -> Column:
         (sa.Integer, int),
     )
     read = next((each for kind, each in readers if isinstance(type_, kind)), None)
-    if read is None:
-        return sa.literal(text, sa.Text())
-    try:
-        return sa.literal(read(text), type_)
-    except ValueError:
-        # Such as infinity, which only PostgreSQL has: nothing is equal to it.
-        return sa.cast(sa.null(), sa.Text())
+    return text if read is None else read(text)
 
 
 # -- conditions --------------------------------------------------------------------------------------------------------
@@ -246,6 +250,14 @@ class Pages:
         calls = [sa.func.set_config(name, value, sa.true()) for name, value in catalog_indexes.SETTINGS.items()]
         session.execute(sa.select(*calls), bind_arguments={**bind})
 
+    def given_text(self, name: str, type_: Any) -> Column:
+        """Return a parameter as a value of a type; a statement is executed with what :meth:`given_value` returns."""
+        return sa.cast(sa.bindparam(name, type_=sa.Text()), type_)
+
+    def given_value(self, text: str | None, type_: Any) -> Any:
+        """Return what stands for a text of a value in the parameters of a statement."""
+        return text
+
     def is_small(self, connection: sa.Connection, table: sa.Table, most: int) -> bool:
         """Return whether a table has so few bytes that it may be read whole."""
         return sum(each.size for each in table_statistics(connection, table)) <= most
@@ -295,6 +307,12 @@ class _OtherPages(Pages):
 
     def set_planner(self, session: Session, bind: Mapping[str, Any]) -> None:
         pass
+
+    def given_text(self, name: str, type_: Any) -> Column:
+        return sa.bindparam(name, type_=type_)
+
+    def given_value(self, text: str | None, type_: Any) -> Any:
+        return None if text is None else _value(text, type_)
 
     def is_small(self, connection: sa.Connection, table: sa.Table, most: int) -> bool:
         return True

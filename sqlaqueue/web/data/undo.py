@@ -24,6 +24,7 @@ from sqlaqueue.queue.run import key_text
 from sqlaqueue.queue.spec import QueueSpec
 from sqlaqueue.sessions import routing_to_primary
 from sqlaqueue.strategies.existing_messages import ExistingMessages
+from sqlaqueue.web.data.engines import Pages, pages_of, text_of
 from sqlaqueue.web.data.job import has_one_of, is_key
 from sqlaqueue.web.data.job_columns import JobColumns, state_of, stored_type
 from sqlaqueue.web.data.job_windows import exact_text
@@ -89,7 +90,7 @@ def _read(session: Session, columns: JobColumns, keys: Sequence[str], *, locks: 
     usable = [key for key in keys if is_key(columns, key)]
     if not usable:
         return {}
-    parts = [sa.cast(each, sa.Text()).label(f"key_{number}") for number, each in enumerate(spec.keys)]
+    parts = [text_of(each).label(f"key_{number}") for number, each in enumerate(spec.keys)]
     texts = [exact_text(spec.columns[role]).label(role) for role in roles_of(spec)]
     state = state_of(spec, spec.columns["status"]).label("state")
     rows: Any = sa.select(*parts, state, *texts).where(has_one_of(columns, usable)).order_by(*spec.keys)
@@ -190,9 +191,10 @@ def _give_back(session: Session, columns: JobColumns, roles: Sequence[str], jobs
     spec = columns.spec
     try:
         with savepoint(session, spec.model):
+            pages = pages_of(session, spec.mapper)
             for state in dict.fromkeys(str(each.before[0]) for each in jobs):
-                update = _update(spec, roles, state)
-                parameters = [_parameters(roles, each) for each in jobs if each.before[0] == state]
+                update = _update(pages, spec, roles, state)
+                parameters = [_parameters(pages, spec, roles, each) for each in jobs if each.before[0] == state]
                 session.connection(bind_arguments={"mapper": spec.mapper}).execute(update, parameters)
     except DBAPIError as error:
         if not may_be_of_a_row(error):
@@ -205,17 +207,20 @@ def _give_back(session: Session, columns: JobColumns, roles: Sequence[str], jobs
     return []
 
 
-def _update(spec: QueueSpec, roles: Sequence[str], state: str) -> sa.Update:
-    """Return the UPDATE of one row, whose parameters are texts: there may be thousands."""
-    is_mine = [sa.type_coerce(key, stored_type(key.type)) == _given(f"key_{n}", key) for n, key in enumerate(spec.keys)]
-    values = {spec.columns[role]: _given(f"before_{role}", spec.columns[role]) for role in roles}
+def _update(pages: Pages, spec: QueueSpec, roles: Sequence[str], state: str) -> sa.Update:
+    """Return the UPDATE of one row, whose values are parameters: there may be thousands."""
+    is_mine: list[sa.ColumnElement[bool]] = []
+    for number, key in enumerate(spec.keys):
+        type_ = stored_type(key.type)
+        is_mine.append(sa.type_coerce(key, type_) == pages.given_text(f"key_{number}", type_))
+    columns = {role: spec.columns[role] for role in roles}
+    values = {each: pages.given_text(f"before_{role}", stored_type(each.type)) for role, each in columns.items()}
     return sa.update(spec.table).where(*is_mine).values({spec.columns["status"]: spec.literal(state), **values})
 
 
-def _given(name: str, column: sa.Column[Any]) -> sa.ColumnElement[Any]:
-    return sa.cast(sa.bindparam(name, type_=sa.Text()), stored_type(column.type))
-
-
-def _parameters(roles: Sequence[str], job: Changed) -> dict[str, str | None]:
-    keys = {f"key_{number}": part for number, part in enumerate(job.parts)}
-    return {**keys, **{f"before_{role}": text for role, text in zip(roles, job.before[1:], strict=True)}}
+def _parameters(pages: Pages, spec: QueueSpec, roles: Sequence[str], job: Changed) -> dict[str, Any]:
+    given: dict[str, tuple[sa.Column[Any], str | None]] = {}
+    given |= {f"key_{number}": (key, text) for number, (key, text) in enumerate(zip(spec.keys, job.parts, strict=True))}
+    before = zip(roles, job.before[1:], strict=True)
+    given |= {f"before_{role}": (spec.columns[role], text) for role, text in before}
+    return {name: pages.given_value(text, stored_type(column.type)) for name, (column, text) in given.items()}

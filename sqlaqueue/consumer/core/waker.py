@@ -411,14 +411,12 @@ def _invalidate(wait: DatabaseWait) -> None:
 
 def _cancel(driver: Any, engine: sa.Engine) -> None:
     """Ask the server to cancel what a connection executes; this takes another connection."""
-    pid = getattr(driver, "get_backend_pid", None) or getattr(driver, "get_server_pid", None)
     try:
+        statement = _cancelling(driver)
         if hasattr(driver, "cancel_safe"):
             driver.cancel_safe(timeout=_CANCEL_TIMEOUT)
-        elif pid is not None:
-            # While psycopg2 itself cancels, no other thread of the process runs, and asyncpg cancels a statement only
-            # with its task, so that nobody would know what has become of it.
-            _execute(engine, f"SELECT pg_cancel_backend({int(pid())})")
+        elif statement is not None:
+            _execute(engine, statement)
         else:
             # sqlite3 calls it by another name.
             (getattr(driver, "cancel", None) or driver.interrupt)()
@@ -426,12 +424,23 @@ def _cancel(driver: Any, engine: sa.Engine) -> None:
         _log_not_cancelled(error)
 
 
+def _cancelling(driver: Any) -> str | None:
+    """Return by which statement another connection cancels what this one executes; None if its driver can do that."""
+    # While psycopg2 itself cancels, no other thread of the process runs, and asyncpg cancels a statement only with its
+    # task, so that nobody would know what has become of it.
+    pid = getattr(driver, "get_backend_pid", None) or getattr(driver, "get_server_pid", None)
+    if pid is not None:
+        return f"SELECT pg_cancel_backend({int(pid())})"
+    of_mariadb = getattr(driver, "thread_id", None)
+    return None if of_mariadb is None else f"KILL QUERY {int(of_mariadb())}"
+
+
 async def _cancel_in_task(driver: Any, engine: sa.Engine) -> None:
     try:
         async with asyncio.timeout(_CANCEL_TIMEOUT):
             if hasattr(driver, "cancel_safe"):
                 await driver.cancel_safe(timeout=_CANCEL_TIMEOUT)
-            elif hasattr(driver, "get_server_pid"):
+            elif _cancelling(driver) is not None:
                 await _in_greenlet(partial(_cancel, driver, engine))
             elif hasattr(driver, "interrupt"):
                 await driver.interrupt()
@@ -465,10 +474,15 @@ def _log_not_cancelled(error: Exception) -> None:
 def shut_down(driver: Any) -> None:
     """End a connection without waiting for the server; who waits for it gets the error of a lost connection.
 
-    It is called from another thread than the one that waits, or for asyncpg in the event loop.
+    It is called from another thread than the one that waits, or for asyncpg and asyncmy in the event loop.
     """
     if hasattr(driver, "terminate"):
         driver.terminate()
+        return
+    # asyncmy has no other access; older versions have a StreamWriter.
+    transport = getattr(driver, "_transport", None) or getattr(getattr(driver, "_writer", None), "transport", None)
+    if transport is not None:
+        transport.abort()
         return
     # Each driver has an error of its own for a connection that has been closed meanwhile.
     with contextlib.suppress(Exception):

@@ -458,6 +458,40 @@ def test_links_work_on_pages_of_other_sites(
     assert app.links == []
 
 
+CUT = """() => [...document.querySelectorAll(".bar a, .bar button, .bar .user")]
+    .filter((each) => each.checkVisibility())
+    .filter((each) => {
+      const { left, right, height } = each.getBoundingClientRect();
+      const seen = document.elementFromPoint((left + right) / 2, each.getBoundingClientRect().top + height / 2);
+      return left < 0 || right > document.documentElement.clientWidth || !each.contains(seen);
+    })
+    .map((each) => each.textContent.trim())"""
+"""Returns what is in the bar at the top and is cut, or not seen."""
+
+
+@pytest.mark.parametrize("width", [390, 320])
+def test_the_bar_on_a_phone(open_view: MakeView, site: Site, width: int) -> None:
+    """Each page is reached without scrolling sideways, and the bar leaves the screen to the page."""
+    view = open_view(site, size=PHONE)
+    view.page.set_viewport_size({"width": width, "height": 844})
+    for path in ("", "audit"):
+        view.open(path).settle()
+        links = view.page.get_by_role("navigation", name="Pages").get_by_role("link").all_inner_texts()
+        assert [each.split()[0] for each in links] == [
+            "Queues",
+            "Consumers",
+            "Failures",
+            "Schedules",
+            "Health",
+            "Audit",
+        ]
+        assert view.run(CUT) == []
+        assert view.run("() => document.documentElement.scrollWidth") <= width
+    view.open("queues/email/jobs")
+    view.page.mouse.wheel(0, 1500)
+    view.wait_for("() => document.querySelector('.bar').getBoundingClientRect().bottom <= 0")
+
+
 TARGETS = """() => [...document.querySelectorAll("#job-list a, #job-list button, #job-list label, #job-list summary")]
     .filter((each) => each.checkVisibility() && !each.closest("thead"))
     .map((each) => [each.textContent.trim(), Math.round(each.getBoundingClientRect().height)])

@@ -8,18 +8,17 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import Any
 
-import sqlalchemy as sa
 from sqlalchemy.orm import Session
 from starlette.responses import Response
 
 from sqlaqueue.admin.job_reasons import MISCOUNTED
-from sqlaqueue.admin.jobs import kind_of
 from sqlaqueue.consumer.pace import RESCUE
 from sqlaqueue.queue.options import FINISHED, STATES
 from sqlaqueue.queue.spec import QueueSpec
 from sqlaqueue.web.actions import LABELS, RIGHTS, count_text
 from sqlaqueue.web.context import PageContext
 from sqlaqueue.web.data.bulk import APPLIES_TO, BulkAction, changeable
+from sqlaqueue.web.data.failures import group_filter, group_of
 from sqlaqueue.web.data.job import JobLife, ShownValue, events_of, read_life
 from sqlaqueue.web.data.job_columns import OTHER, JobColumn, JobColumns, indented
 from sqlaqueue.web.data.job_filters import OF_STATE, OPERATORS, Condition, JobsWanted, filterable, parameter_of
@@ -33,7 +32,7 @@ from sqlaqueue.web.data.job_pages import (
     parse_request,
     read_page,
 )
-from sqlaqueue.web.data.job_windows import SHOWN, WINDOW, Cell, JobRow
+from sqlaqueue.web.data.job_windows import WINDOW, Cell, JobRow
 from sqlaqueue.web.data.reader import ParameterError, Part, attempt_part
 from sqlaqueue.web.data.waits import Group, Waits, read_waits
 from sqlaqueue.web.errors import NotFound
@@ -385,14 +384,28 @@ class Button:
 
 
 @dataclass(frozen=True)
+class Similar:
+    """The failed jobs of a queue whose errors have one kind and one message."""
+
+    kind: str
+    message: str
+    count: Count
+
+    @property
+    def fields(self) -> list[tuple[str, str]]:
+        """The filter of their list."""
+        return group_filter(self.kind, self.message)
+
+
+@dataclass(frozen=True)
 class Beside:
     """What else there is to look at from the page of a job."""
 
     previous: tuple[str, Place] | None = None
     """The job before it in the list that the user came from, by its key."""
     next: tuple[str, Place] | None = None
-    similar: tuple[str, Count] | None = None
-    """The kind of its error, and the number of failed jobs with it."""
+    similar: Similar | None = None
+    """The group of failed jobs to which it belongs."""
 
 
 async def job(context: PageContext) -> Response:
@@ -474,14 +487,14 @@ def _neighbour(session: Session, place: Place | None, side: str) -> tuple[str, P
     return next(((each.key, replace(place, at=found.cursor_of(each))) for each in found.jobs), None)
 
 
-def _similar(session: Session, columns: JobColumns, life: JobLife) -> tuple[str, Count] | None:
-    """Return the kind of a failed job's error, and how many failed jobs have it."""
+def _similar(session: Session, columns: JobColumns, life: JobLife) -> Similar | None:
+    """Return the group of a failed job, and how many failed jobs it has."""
     error = "" if life.row is None or life.state != "failed" else life.row.roles["last_error"]
-    if not error:
+    if not error or "last_error" not in columns.by_role:
         return None
-    text = sa.literal(error[:SHOWN], sa.Text())
-    kind = session.scalar(sa.select(kind_of(text)), bind_arguments={"mapper": columns.spec.mapper})
-    return (kind, count_list(session, JobsWanted(columns, state="failed", error=kind))) if kind else None
+    kind, message = group_of(session, columns.spec, error)
+    wanted = JobsWanted(columns, state="failed", error=kind, message=message)
+    return Similar(kind, message, count_list(session, wanted))
 
 
 def _read_job(

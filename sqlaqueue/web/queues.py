@@ -26,7 +26,7 @@ from sqlaqueue.queue.spec import QueueSpec
 from sqlaqueue.web.charts import LONG_PERIOD, Bar, Range, bar_chart, history_charts, range_chart, sparkline
 from sqlaqueue.web.context import PageContext, SharedResult, both, shared_result
 from sqlaqueue.web.data import queues as data
-from sqlaqueue.web.data.failures import ErrorGroup, Failures
+from sqlaqueue.web.data.failures import ErrorGroup, Failures, group_filter
 from sqlaqueue.web.data.history import History
 from sqlaqueue.web.data.past import DAY, MINUTES, SPANS, Durations, Percentiles, Throughput
 from sqlaqueue.web.data.queues import COUNT_LIMIT
@@ -204,9 +204,7 @@ def trend(group: ErrorGroup) -> Markup | None:
 
 
 def group_fields(group: ErrorGroup, state: str = "failed") -> list[tuple[str, str]]:
-    """Return the filter that selects the jobs of a group."""
-    kind = [("error", group.kind)] if group.kind else []
-    return [("state", state), *kind, ("message", group.message)]
+    return group_filter(group.kind, group.message, state)
 
 
 def group_actions(context: PageContext, queue: Queue, group: ErrorGroup) -> list[tuple[str, str, str]]:

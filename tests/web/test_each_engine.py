@@ -328,6 +328,11 @@ async def test_a_group_of_failures_leads_to_its_jobs_and_is_requeued(each_place:
             listed = await browser.get("/api" + each.removeprefix("."), params=None)
             found.append(sorted(job["key"] for job in listed.json()["jobs"]))
         assert sorted(found) == [["1", "2"], ["3"], ["4"]]
+        shown = unescape((await browser.get("/queues/email/job?key=1")).text)
+        assert "2 failed jobs with this error</a>: <b>ValueError</b> no stock of item … in …" in shown
+        assert "1 failed job with this error</a>: it's Größe …" in unescape(
+            (await browser.get("/queues/email/job?key=3")).text
+        )
         requeue = next(each for each in links if "action=requeue" in each and "no+stock" in each)
         preview = await browser.get(requeue.removeprefix("."))
         fields = dict(hidden(preview.text[preview.text.index('actions/requeue"') :]))

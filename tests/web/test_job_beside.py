@@ -108,21 +108,46 @@ async def test_a_place_that_the_list_does_not_have_leads_nowhere(
         assert "Back to the list" not in (await browser.get("/queues/email/job?key=1")).text
 
 
-async def test_failed_jobs_of_the_same_kind_are_counted(
+async def test_failed_jobs_with_the_same_error_are_counted(
     engine: sa.Engine, queues: Queues, client_of: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    add(engine, *(queues.Email(recipient="a") for _ in range(5)))
-    fail_jobs(engine, queues.Email, 3)
-    fail_jobs(engine, queues.Email, 1, error="KeyError: x")
+    """They are those of its group of failures: with the same kind and message, whatever the numbers in it."""
+    errors = (
+        "ValueError: no stock of item 5 in 'a'\nof it",
+        "ValueError: no stock of item 61 in 'b'",
+        "ValueError: no stock of item 7 in 'c'",
+        "ValueError: no such item",
+        "it's 5 <b>o'clock</b>",
+    )
+    for error in errors:
+        add(engine, queues.Email(recipient="a", status="failed", last_error=error))
+    add(engine, queues.Email(recipient="a"), queues.Email(recipient="a", status="completed", last_error=errors[0]))
     async with client_of() as browser:
-        page = (await browser.get("/queues/email/job?key=1")).text
-        assert 'jobs?state=failed&amp;error=ValueError">3 failed jobs with ValueError</a>' in page
-        assert ">1 failed job with KeyError</a>" in (await browser.get("/queues/email/job?key=4")).text
-        assert "failed job" not in (await browser.get("/queues/email/job?key=5")).text
+
+        async def group(key: int) -> tuple[str, str, list[str]] | None:
+            page = await browser.get(f"/queues/email/job?key={key}")
+            found = re.search(r'<a href="([^"]+)">([^<]+ with this error)</a>(.*?)</p>', page.text)
+            if found is None:
+                return None
+            listed = await browser.get(str(page.url.join(unescape(found[1]))))
+            keys = re.findall(r'class="key"><a [^>]*>(\d+)<', listed.text)
+            return found[2], found[3], sorted(keys)
+
+        text = ": <b>ValueError</b> no stock of item … in …"
+        for key in (1, 2, 3):
+            assert await group(key) == ("3 failed jobs with this error", text, ["1", "2", "3"])
+        # The error is above, and shown once.
+        assert await group(4) == ("1 failed job with this error", "", ["4"])
+        assert await group(5) == ("1 failed job with this error", ": it&#39;s … &lt;b&gt;o&#39;clock&lt;/b&gt;", ["5"])
+        assert await group(6) is None
+        assert await group(7) is None
         make_window_small(monkeypatch, 2)
-        assert re.search(r">\d\+ failed jobs with ValueError<", (await browser.get("/queues/email/job?key=1")).text)
+        found = await group(1)
+        assert found is not None
+        assert re.fullmatch(r"\d\+ failed jobs with this error", found[0])
     async with client_of(redact=["last_error"]) as browser:
-        assert "ValueError" not in (await browser.get("/queues/email/job?key=1")).text
+        page = (await browser.get("/queues/email/job?key=1")).text
+        assert ("ValueError" in page, "with this error" in page) == (False, False)
 
 
 async def test_a_job_as_json(engine: sa.Engine, queues: Queues, client_of: Any) -> None:

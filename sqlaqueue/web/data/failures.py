@@ -12,6 +12,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import sqlalchemy as sa
+from sqlalchemy.orm import Session
 
 from sqlaqueue._typing import AnySelect
 from sqlaqueue.admin.jobs import kind_of, message_of
@@ -89,6 +90,19 @@ class Failures:
         for group in self.groups:
             found[group.kind] = found.get(group.kind, 0) + group.number
         return sorted(found.items(), key=lambda each: (-each[1], each[0]))
+
+
+def group_of(session: Session, spec: QueueSpec, error: str) -> tuple[str, str]:
+    """Return the kind and the message of the group to which an error belongs."""
+    text: Any = sa.literal(error[:_SHOWN], sa.Text())
+    found = sa.select(kind_of(text), message_of(text))
+    kind, message = session.execute(found, bind_arguments={"mapper": spec.mapper}).one()
+    return kind, message
+
+
+def group_filter(kind: str, message: str, state: str = "failed") -> list[tuple[str, str]]:
+    """Return the filter that selects the jobs of a group."""
+    return [("state", state), *([("error", kind)] if kind else []), ("message", message)]
 
 
 def count_failed(reader: QueueReader) -> CappedCount | Unavailable:

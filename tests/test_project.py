@@ -2,6 +2,7 @@
 
 import ast
 import inspect
+import re
 import tomllib
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -106,6 +107,14 @@ def test_the_engines_use_few_private_names() -> None:
     for name, make in OF_SQLALCHEMY.items():
         has_it = make()
         assert has_it is None or hasattr(has_it, name), name
+
+
+@pytest.mark.once
+def test_each_picture_is_shown() -> None:
+    """A picture that no page shows is forgotten when the dashboard changes."""
+    pages = [ROOT / "README.md", *(ROOT / "docs").rglob("*.md")]
+    shown = {name for page in pages for name in re.findall(r"_static/([\w-]+\.(?:png|svg))", page.read_text())}
+    assert {path.name for path in (ROOT / "docs" / "_static").iterdir()} == shown
 
 
 @pytest.mark.once

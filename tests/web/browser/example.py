@@ -320,6 +320,7 @@ def _consumers(session: Session, now: datetime) -> None:
     table = Base.metadata.tables[CONSUMERS]
     emails = session.scalars(sa.select(Email.id).where(Email.status == "processing")).all()
     invoices = session.scalars(sa.select(Invoice.id).where(Invoice.status == "processing")).all()
+    handlers = {"email": "send_mail", "invoice": "issue", "thumbnail": "shrink", "report": "write_report"}
     served = {"email": emails, "invoice": invoices, "thumbnail": [], "report": []}
     rows = [
         {
@@ -332,6 +333,7 @@ def _consumers(session: Session, now: datetime) -> None:
             "listening": True,
             "running": [[str(key)] for key in keys] if number == 1 else [],
             "claimed": 0,
+            "unclaimable": [{"handlers": [f"app.{handlers[queue]}"], "quiet": False}],
             "heartbeat_at": now,
             "expires_at": now + timedelta(hours=1),
             "created_at": now - timedelta(hours=5),

@@ -6,12 +6,12 @@ The jobs are those of the example, the same each time. Pictures are reduced to a
 import argparse
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from PIL import Image
 
 from tests.servers import choose_versions, find_installations, running
-from tests.web.browser.conftest import PHONE, View, viewing
+from tests.web.browser.conftest import View, viewing
 from tests.web.browser.conftest import running as running_browser
 from tests.web.browser.example import PAGES, Site, example_site, fill_database
 
@@ -24,20 +24,25 @@ class Picture(NamedTuple):
     """One picture.
 
     :param name: the end of the file's name.
-    :param page: the name of the page.
+    :param page: the name of the page, or its path.
     :param query: is added to its path.
+    :param part: what is shown of it, as a CSS selector; all of it by default.
     """
 
     name: str
     page: str
     query: str = ""
-    options: dict[str, Any] = {}  # noqa: RUF012 - it is not changed
+    part: str = ""
 
 
+_LIST = "state%3Dfailed%26columns%3Dcustomer_id%2Cto%2Csubject%2Clast_error%2Cfinished_at"
+_OF_ALL = f"queues/email/confirm?action=requeue&all=1&state=failed&list={_LIST}"
 PICTURES = [
-    *(Picture(page, page) for page in ("overview", "queue", "jobs", "job", "claim", "schedules", "health", "confirm")),
-    *(Picture(f"{page}-dark", page, options={"scheme": "dark"}) for page in ("overview", "queue", "jobs")),
-    *(Picture(f"{page}-phone", page, options={"size": PHONE, "scale": 2}) for page in ("overview", "queue", "jobs")),
+    *(Picture(page, page) for page in ("overview", "queue", "failures", "jobs", "job", "claim", "workers")),
+    *(Picture(page, page) for page in ("health", "audit")),
+    Picture("history", "queue", "?span=day", "#history"),
+    Picture("search", "search", "%20error:TimeoutError"),
+    Picture("confirm", _OF_ALL),
 ]
 
 
@@ -45,18 +50,21 @@ def write_screenshots(site: Site, folder: Path, pictures: Sequence[Picture] = PI
     written = []
     with running_browser() as browser:
         for picture in pictures:
-            if picture.page not in PAGES:
-                continue
-            with viewing(browser, site.root, **{"size": WINDOW, **picture.options}) as view:
-                view.open(PAGES[picture.page] + picture.query)
-                written.append(_shoot(view, folder / f"dashboard-{picture.name}.png"))
+            with viewing(browser, site.root, size=WINDOW) as view:
+                # The first page of a browser learns its time zone.
+                view.open().settle()
+                view.open(PAGES.get(picture.page, picture.page) + picture.query)
+                written.append(_shoot(view, folder / f"dashboard-{picture.name}.png", picture.part))
     return written
 
 
-def _shoot(view: View, path: Path) -> Path:
+def _shoot(view: View, path: Path, part: str) -> Path:
     # Without the empty space below a short page.
     end = view.settle().run("() => document.querySelector('main').getBoundingClientRect().bottom")
-    view.screenshot(path, height=int(end) - 24)
+    if part:
+        view.page.locator(part).screenshot(path=path, animations="disabled", caret="hide")
+    else:
+        view.screenshot(path, height=int(end) - 24)
     with Image.open(path) as image:
         # By maximum coverage: the red of a single badge must not become the mean of its neighbours.
         reduced = image.convert("RGB").quantize(COLORS, Image.Quantize.MAXCOVERAGE, kmeans=3, dither=Image.Dither.NONE)
@@ -76,7 +84,7 @@ def _prepare(site: Site) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m tests.web.browser.screenshots", description=main.__doc__)
-    parser.add_argument("names", nargs="*", help="such as overview or jobs-dark; all by default")
+    parser.add_argument("names", nargs="*", help="such as overview or jobs; all by default")
     parser.add_argument("--folder", type=Path, default=FOLDER, help="where to write them")
     arguments = parser.parse_args()
     wanted = [each for each in PICTURES if not arguments.names or each.name in arguments.names]

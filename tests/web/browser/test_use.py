@@ -498,6 +498,14 @@ TARGETS = """() => [...document.querySelectorAll("#job-list a, #job-list button,
     .filter(([, height]) => height < 44)"""
 
 
+WIDE = """() => [...document.querySelectorAll("#job-list .brief:not(.brief-rest)")]
+    .filter((each) => each.getBoundingClientRect().right > each.closest("th").getBoundingClientRect().right + 1)
+    .map((each) => each.textContent.trim())"""
+UNSIGNED = """() => [...document.querySelectorAll("main summary")]
+    .filter((each) => getComputedStyle(each).display !== "list-item")
+    .map((each) => each.textContent.trim())"""
+
+
 def test_a_list_on_a_phone(open_view: MakeView, site: Site) -> None:
     """Fifty jobs are a few screens, each is touched by a finger, and the actions stay in sight."""
     view = open_view(site, size=PHONE, follows=False)
@@ -511,5 +519,10 @@ def test_a_list_on_a_phone(open_view: MakeView, site: Site) -> None:
     box = view.page.locator(".bulk").bounding_box()
     assert box is not None
     assert 0 <= box["y"] < 100
+    # The state and the time are whole, and what is folded has a sign.
+    view.open("queues/email/jobs")
+    assert view.page.locator("table.jobs .brief", has_text="ago").count() >= 50
+    assert view.run(WIDE) == []
+    assert view.run(UNSIGNED) == []
     view.open("queues/email/jobs?state=failed")
     assert view.page.locator(".brief-rest").first.inner_text() == "SMTPRecipientsRefused: 550 5.1.1 mailbox unavailable"

@@ -381,6 +381,22 @@ def test_redacted_values_are_nowhere(place: Place) -> None:
     assert place.get("/queues/email/jobs?f.secret=tiger", **options).status_code == 400
 
 
+async def test_a_form_does_not_let_redacted_values_be_guessed(place: Place) -> None:
+    place.add(place.email(1, secret="tiger"))  # noqa: S106 - it is none
+
+    async def version(**options: Any) -> str:
+        async with place.client(**options) as browser:
+            return dict(hidden((await browser.get("/queues/email/edit?key=1")).text))["version"]
+
+    shown, redacted = await version(), await version(redact=["Email.secret"])
+    for column, value in [("secret", "lion"), ("subject", "other")]:
+        with place.engine.begin() as connection:
+            connection.execute(sa.update(place.Email.__table__).values({column: value}))
+        # A hash of the other values and a guess would tell whether the guess is right.
+        assert (await version(redact=["Email.secret"]) == redacted) == (column == "secret")
+        assert await version() != shown
+
+
 async def test_actions_need_their_right_and_the_same_origin(place: Place) -> None:
     place.add(place.email(1))
     app = Dashboard(place.models, sessionmaker(place.engine), access=lambda _: Access(read=["email"], act=False))

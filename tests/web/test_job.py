@@ -21,6 +21,8 @@ from tests.models import execute, new_base, sent_statements
 from tests.unique.models import make_job
 from tests.web.jobs import KINDS, XSS, add, claimed, columns, complete_jobs, fail_jobs, new_queue
 from tests.web.models import Kind, Queues
+from tests.web.test_workers import failing, heartbeat
+from tests.web.test_workers import job as refused_job
 
 
 def life_of(engine: sa.Engine, model: Any, key: str = "1", *redact: str) -> JobLife:
@@ -209,6 +211,17 @@ def test_redacted_values_are_not_read(engine: sa.Engine, queues: Queues) -> None
         life = read_life(session, columns(queues.Email, *redact), "1")
     assert "secret" not in repr(life)
     assert [statement for statement, _ in sent if "email.subject" in statement or "email.payload" in statement] == []
+
+
+def test_redacted_errors_of_heartbeats_are_not_told(engine: sa.Engine, queues: Queues) -> None:
+    add(engine, queues.Email(id=7, recipient="a"))
+    heartbeat(engine, "web:1", unclaimable=[refused_job("7", "LookupError: secret")])
+    heartbeat(engine, "web:2", unclaimable=[failing("UndefinedColumn: secret")])
+    reasons = life_of(engine, queues.Email, "7").reasons.value
+    assert {each.code for each in reasons if "secret" in each.text} == {"unclaimable", "claims_fail"}
+    hidden = life_of(engine, queues.Email, "7", "last_error").reasons.value
+    assert [each.code for each in hidden] == [each.code for each in reasons]
+    assert "secret" not in repr(hidden)
 
 
 def test_redacted_worker_and_times_are_not_told(engine: sa.Engine, queues: Queues) -> None:

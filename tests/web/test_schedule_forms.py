@@ -139,6 +139,21 @@ async def test_redacted_values_stay_as_they_are(engine: sa.Engine, scheduled: Qu
     assert stored(engine, scheduled, "nightly").values == {"recipient": "b", "subject": "the secret"}
 
 
+async def test_the_form_of_a_schedule_does_not_let_redacted_values_be_guessed(
+    engine: sa.Engine, scheduled: Queues, client_of: Any
+) -> None:
+    async def version_with(**values: str) -> str:
+        with Session(engine) as session:
+            ScheduleAdmin(session, scheduled.Email).edit("nightly", values=values)
+        async with client_of(redact=["subject"]) as browser:
+            return texts((await browser.get(EDIT)).text)["version"]
+
+    version = await version_with(recipient="a", subject="one")
+    # A digest of the other values and a guess would tell whether the guess is right.
+    assert await version_with(recipient="a", subject="two") == version
+    assert await version_with(recipient="b", subject="two") != version
+
+
 @pytest.mark.parametrize(
     ("typed", "text"),
     [

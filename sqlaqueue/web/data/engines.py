@@ -200,10 +200,10 @@ _HASHED = 50
 """How many values one hash has: functions of SQLite take about a hundred."""
 
 
-def row_version(rows: sa.Table) -> Column:
-    """Return a text that changes whenever a row is written; of what it has, where rows have no version."""
+def row_version(rows: sa.Table, columns: Sequence[Column]) -> Column:
+    """Return a text that changes whenever a row is written; where rows have no version, a hash of some columns."""
     # As texts of one collation: MariaDB refuses several in one hash.
-    values = [text_of(_hexadecimal(each) if _is_binary(each) else each) for each in rows.c]
+    values = [text_of(_hexadecimal(each) if _is_binary(each) else each) for each in columns]
     parts = [values[start : start + _HASHED] for start in range(0, len(values), _HASHED)]
     hashes = [converted(key_hash(part), sa.Text()) for part in parts]
     return by_engine(xmin(rows), joined(*hashes))

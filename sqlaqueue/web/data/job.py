@@ -154,13 +154,16 @@ def _in_table(columns: JobColumns, key: str) -> _Place:
     spec, status = columns.spec, columns.spec.columns.get("status")
     state = sa.literal("pending", sa.Text()) if status is None else state_of(spec, status)
     values = {name: each.column for name, each in columns.items()}
-    return _Place(spec.table, [has_key(columns, key)], values, {}, state, row_version(spec.table))
+    # Who knows all other values could guess a redacted one from a hash of it.
+    seen = [each.column for each in columns.values() if not each.is_redacted]
+    return _Place(spec.table, [has_key(columns, key)], values, {}, state, row_version(spec.table, seen))
 
 
 def _in_dead_letters(columns: JobColumns, key: str) -> _Place:
     spec = columns.spec
     dead = spec.side_tables[DEAD_LETTER]
-    version = row_version(dead).label("sqlaqueue_letter_version")
+    # It is never updated. A hash of its row and its error would let redacted values be guessed.
+    version = row_version(dead, [dead.c.key, dead.c.created_at]).label("sqlaqueue_letter_version")
     found = letters(spec, sa.select(spec.model), "show").where(letter_of(columns, key)).add_columns(version)
     letter = found.subquery("sqlaqueue_stored")
     values = {
@@ -422,6 +425,9 @@ def _redacted_reasons(columns: JobColumns) -> set[str]:
     of_reasons: dict[str, Any] = {
         "finished": [of_role("last_error"), of_role("finished_at"), of_role("attempts")],
         "duplicate": [of_role("last_error")],
+        # Heartbeats have the texts of errors.
+        "unclaimable": [of_role("last_error")],
+        "claims_fail": [of_role("last_error")],
         "running": [of_role("claimed_by"), of_role("lease_expires_at"), of_role("started_at")],
         "lease_expired": [of_role("claimed_by"), of_role("lease_expires_at")],
         "not_due": [of_role("run_at"), of_role("attempts")],

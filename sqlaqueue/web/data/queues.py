@@ -516,7 +516,8 @@ def _form_of(info: ScheduleInfo, is_hidden: IsHidden) -> ScheduleForm:
         "misfire_grace": "" if grace is None else f"{grace.total_seconds():g}",
         "skip_unfinished": "1" if info.skip_unfinished else "",
     }
-    stored = json.dumps([texts, dict(info.values), info.origin], sort_keys=True, default=str)
+    # Not of hidden values, which could be guessed from the digest. An edit leaves them as they are.
+    stored = json.dumps([texts, info.origin], sort_keys=True)
     return ScheduleForm(
         name=info.name,
         texts=texts,

@@ -17,7 +17,7 @@ from sqlaqueue.mapping.mixin import spec_of
 from sqlaqueue.postgresql.side_tables import MOST_OF_AUTHOR, MOST_OF_REASON
 from sqlaqueue.queue.spec import QueueSpec
 from sqlaqueue.web import links
-from sqlaqueue.web.context import PageContext, forget_pauses
+from sqlaqueue.web.context import NOT_STORED, PageContext, forget_pauses
 from sqlaqueue.web.data import queues as queue_data
 from sqlaqueue.web.data.bulk import (
     BULK_ACTIONS,
@@ -40,7 +40,7 @@ from sqlaqueue.web.data.job_columns import JobColumns
 from sqlaqueue.web.data.job_pages import Count, ListRequest, read_rows
 from sqlaqueue.web.data.job_windows import JobRow
 from sqlaqueue.web.data.reader import ParameterError
-from sqlaqueue.web.data.records import Record, note_undone, read_record, read_records
+from sqlaqueue.web.data.records import Record, read_record, read_records
 from sqlaqueue.web.data.undo import Changes, Undone, look, roles_of, undo, why_not
 from sqlaqueue.web.errors import BadRequest, Forbidden, NotFound, ServiceUnavailable
 from sqlaqueue.web.queues import worker_of
@@ -302,9 +302,14 @@ async def _act_on_jobs(context: PageContext, action: BulkAction) -> Response:
     notices = [(code, counts[code]) for code in (_CHANGED[action], *facts, "unchanged") if counts[code]]
     page = _page_of(context, chosen, place) if not (action == "purge" and done.changed) else None
     # If nothing was done, there is nothing to show.
-    link = made if done.changed or done.asked else []
+    link = made if done.changed or done.asked else _of_failure(made)
     page = page or _next(context, action, chosen, done, came_from)
     return context.redirect(page, *(notices or [("unchanged", 0)]), *link)
+
+
+def _of_failure(made: Sequence[tuple[str, int]]) -> list[tuple[str, int]]:
+    """Return the notice that what was done could not be stored, if so: for pages without a link to it."""
+    return [NOT_STORED] if NOT_STORED in made else []
 
 
 def _spread_in(form: FormData, action: BulkAction, chosen: Selection) -> timedelta | None:
@@ -341,11 +346,11 @@ async def _rescue(context: PageContext) -> Response:
     context.require("requeue", queue)
     with context.failures_audited("rescue", queue):
         rescued = await context.database.write(changes.rescue, queue.model)
-    await context.record("rescue", queue, count=rescued)
+    made = await context.record("rescue", queue, count=rescued)
     # The page of a job has the button as well.
     key = context.request.query_params.get("key")
     back = context.url("queue", queue=queue) if key is None else context.url("job", queue=queue, query={"key": key})
-    return context.redirect(back, ("rescued", rescued))
+    return context.redirect(back, ("rescued", rescued), *_of_failure(made))
 
 
 async def confirm_pause(context: PageContext) -> Response:
@@ -373,7 +378,8 @@ async def _pause(context: PageContext, action: str) -> Response:
     forget_pauses(context)
     changed = None if since is None else {"since": since.isoformat()}
     made = await context.record(action, queue, changes=changed, **facts)
-    return context.redirect(context.url("queue", queue=queue), (f"{action}d", 1), *(made if changed else []))
+    shown = made if changed else _of_failure(made)
+    return context.redirect(context.url("queue", queue=queue), (f"{action}d", 1), *shown)
 
 
 def _pause_queue(session: Session, model: Any, reason: str, author: str) -> datetime | None:
@@ -412,8 +418,8 @@ async def act_on_worker(context: PageContext) -> Response:
     queue, facts = worker.queue, {"worker": worker.name, "id": worker.row.id}
     with context.failures_audited(f"{action}_worker", queue, **facts):
         await context.database.write(changes.ask_consumers, queue.model, action, [worker.row.id])
-    await context.record(f"{action}_worker", queue, **facts)
-    return context.redirect(context.url("workers"), (f"{action}_asked", 1))
+    made = await context.record(f"{action}_worker", queue, **facts)
+    return context.redirect(context.url("workers"), (f"{action}_asked", 1), *_of_failure(made))
 
 
 _OF_SCHEDULES: dict[str, tuple[Any, str]] = {
@@ -502,9 +508,10 @@ async def _save_schedule(context: PageContext) -> Response:
         raise NotFound(f"{queue.name} has no such schedule.", "It may have been removed.") from None
     if not isinstance(outcome, str):
         return _schedule_page(context, outcome, queue.name, 422)
+    made: list[tuple[str, int]] = []
     if outcome != "unchanged":
-        await context.record(action, queue, **facts, cron=texts["cron"], every=texts["every"])
-    return context.redirect(context.url("schedules"), (f"schedule_{outcome}", 1))
+        made = await context.record(action, queue, **facts, cron=texts["cron"], every=texts["every"])
+    return context.redirect(context.url("schedules"), (f"schedule_{outcome}", 1), *_of_failure(made))
 
 
 async def act_on_schedule(context: PageContext) -> Response:
@@ -524,8 +531,8 @@ async def act_on_schedule(context: PageContext) -> Response:
     except StatementError:
         text = f"{queue.name} has no such schedule."
         raise NotFound(text, "It may have been removed; look at the list again.") from None
-    await context.record(f"{action}_schedule", queue, schedule=name)
-    return context.redirect(context.url("schedules"), (notice, 1))
+    made = await context.record(f"{action}_schedule", queue, schedule=name)
+    return context.redirect(context.url("schedules"), (notice, 1), *_of_failure(made))
 
 
 def _change_schedule(session: Session, operation: Any, queue: Any, name: str) -> None:
@@ -614,11 +621,11 @@ async def _undo(context: PageContext) -> Response:
     counts = {"undone": len(found.jobs), "left_alone": len(found.left), "gone": len(found.gone)}
     counts["refused"] = len(found.refused)
     told: dict[str, Any] = {name: number for name, number in counts.items() if number and name != "undone"}
-    await context.record("undo", queue, count=len(found.jobs), keys=found.jobs, **facts, **told)
+    made = await context.record("undo", queue, count=len(found.jobs), keys=found.jobs, **facts, **told)
     if found.jobs:
-        await _note_undone(context, record)
+        made += await context.note_undone(queue, record.id)
     notices = [(name, number) for name, number in counts.items() if number or name == "undone"]
-    return context.redirect(context.url("done", queue=queue, query={"id": record.id}), *notices)
+    return context.redirect(context.url("done", queue=queue, query={"id": record.id}), *notices, *_of_failure(made))
 
 
 def _is_of(session: Session, spec: QueueSpec, record: Record) -> bool:
@@ -640,18 +647,11 @@ async def _undo_pause(context: PageContext, record: Record) -> Response:
     with context.failures_audited("undo", queue, **facts):
         is_undone = await context.database.write(_resume, queue.model, record)
     forget_pauses(context)
+    made: list[tuple[str, int]] = []
     if is_undone:
-        await context.record("undo", queue, **facts)
-        await _note_undone(context, record)
+        made = [*await context.record("undo", queue, **facts), *await context.note_undone(queue, record.id)]
     page = context.url("done", queue=queue, query={"id": record.id})
-    return context.redirect(page, ("resumed", 1) if is_undone else ("resumed_since", 1))
-
-
-async def _note_undone(context: PageContext, record: Record) -> None:
-    if context.settings.audit is None:
-        context.memory.note_undone(record.id)
-    else:
-        await context.database.write(note_undone, context.settings.audit, record.id)
+    return context.redirect(page, ("resumed", 1) if is_undone else ("resumed_since", 1), *_of_failure(made))
 
 
 _PAGE = 50

@@ -8,15 +8,19 @@ from __future__ import annotations
 import csv
 import io
 import json
+import re
 from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import AsyncExitStack
 from dataclasses import asdict, replace
 from datetime import datetime, timedelta
 from typing import Any
 
+import anyio
 import sqlalchemy as sa
 from starlette.responses import Response, StreamingResponse
 
 from sqlaqueue.admin.schedules import ScheduleInfo
+from sqlaqueue.telemetry.asgi import Receive, Scope, Send
 from sqlaqueue.web.context import PageContext
 from sqlaqueue.web.data.failures import CappedCount
 from sqlaqueue.web.data.job import ShownValue, read_life
@@ -24,6 +28,7 @@ from sqlaqueue.web.data.job_columns import JobColumn, parse_exact
 from sqlaqueue.web.data.job_pages import PAGE, JobPage, ListRequest, parse_request, read_page
 from sqlaqueue.web.data.job_windows import JobRow
 from sqlaqueue.web.data.past import Throughput
+from sqlaqueue.web.database import Places
 from sqlaqueue.web.errors import BadRequest, NotFound
 from sqlaqueue.web.jobs import MOST_EXPORTED, no_job
 from sqlaqueue.web.links import bad_parameters, columns_in, filter_text, key_in
@@ -210,6 +215,11 @@ def _value(column: JobColumn, text: str | None, *, is_whole: bool) -> Any:
 
 # -- exports -----------------------------------------------------------------------------------------------------------
 
+_PLACES = Places("exports", 4, 2, "Other exports are being made at the moment.")
+
+_LONGEST_EXPORT = 300.0
+"""Seconds after which an export is broken off, whose browser would keep the place of others."""
+
 _FORMS = {"csv": "text/csv; charset=utf-8", "json": "application/json"}
 
 
@@ -222,12 +232,33 @@ async def export(context: PageContext) -> Response:
         request = parse_request(columns_in(context), context.request.query_params.multi_items())
         if request.before is not None:
             raise BadRequest("before: an export continues after a job.", "Open the first page of the list.")
-        # What is wrong with the parameters is found by the first page, when the answer can still say so.
-        first = await _read(context, request)
-    write = _as_csv if form == "csv" else _as_json
-    name = f"{context.queue.slug}-{request.wanted.listed or 'jobs'}.{form}"
-    headers = {"Content-Disposition": f'attachment; filename="{name}"', "X-Accel-Buffering": "no"}
-    return StreamingResponse(write(_pages(context, first)), media_type=_FORMS[form], headers=headers)
+        # The answer has it until its end.
+        place = AsyncExitStack()
+        await place.enter_async_context(_PLACES.one())
+        try:
+            # What is wrong with the parameters is found by the first page, when the answer can still say so.
+            first = await _read(context, request)
+        except BaseException:
+            await place.aclose()
+            raise
+    return _Export(context, form, first, place)
+
+
+class _Export(StreamingResponse):
+    """The pages of a list as a file. While a browser takes its time, a page of them is in memory."""
+
+    def __init__(self, context: PageContext, form: str, first: JobPage, place: AsyncExitStack) -> None:
+        write = _as_csv if form == "csv" else _as_json
+        name = f"{context.queue.slug}-{first.request.wanted.listed or 'jobs'}.{form}"
+        headers = {"Content-Disposition": f'attachment; filename="{name}"', "X-Accel-Buffering": "no"}
+        super().__init__(write(_pages(context, first)), media_type=_FORMS[form], headers=headers)
+        self._place = place
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Send the pages within some minutes; after that the answer is broken off."""
+        async with self._place:
+            with anyio.move_on_after(_LONGEST_EXPORT):
+                await super().__call__(scope, receive, send)
 
 
 async def _read(context: PageContext, request: ListRequest) -> JobPage:
@@ -275,11 +306,12 @@ async def _as_csv(pages: AsyncIterator[JobPage]) -> AsyncIterator[str]:
         buffer.truncate()
 
 
-_FORMULA = ("=", "+", "-", "@", "\t", "\r")
-"""With what a cell starts that a spreadsheet executes."""
+_FORMULA = re.compile("(?:^|[;\t\r\n])(?=[=+@\t\r\uff1d\uff0b\uff0d\uff20-])")
+"""Where a formula begins that a spreadsheet executes: also with a sign of full width, and behind a line break or what
+separates cells in some countries."""
 
 
 def _cell(text: str, column: JobColumn | None = None) -> str:
     """Return a value for a cell, with an apostrophe before what a spreadsheet would execute."""
     is_number = column is not None and column.kind in {"integer", "number"}
-    return f"'{text}" if text.startswith(_FORMULA) and not is_number else text
+    return text if is_number else _FORMULA.sub(lambda found: f"{found[0]}'", text)

@@ -21,7 +21,7 @@ from sqlaqueue.admin.state import Pause, pauses
 from sqlaqueue.exc import StatementError
 from sqlaqueue.log import fields, logger
 from sqlaqueue.web.data.reader import ParameterError
-from sqlaqueue.web.data.records import Memory, Record, insert_record, short_facts
+from sqlaqueue.web.data.records import Memory, Record, insert_record, note_undone, short_facts
 from sqlaqueue.web.database import Database, Reader, of_this_loop
 from sqlaqueue.web.errors import BadRequest, Forbidden, NotFound, PageError
 from sqlaqueue.web.rendering import SERVER, ZONE, ZONE_COOKIE, Renderer, Zone, notices_in, numbers_in, zone_of
@@ -111,6 +111,10 @@ PATHS = {
 Query = Mapping[str, str | int] | Sequence[tuple[str, str | int]]
 
 
+NOT_STORED = ("not_stored", 1)
+"""The notice that what was done is missing in the table of the audit."""
+
+
 @dataclass
 class PageContext:
     request: Request
@@ -189,7 +193,7 @@ class PageContext:
         """Log an action, and store it: in the table of the audit, or in memory.
 
         :param changes: what it has changed, if it can be undone.
-        :returns: the notice that leads to what was done; none if it could not be stored.
+        :returns: the notice that leads to what was done; or the one that it could not be stored.
         """
         self.audit(action, queue, count=count, **facts)
         made = Record(
@@ -205,14 +209,28 @@ class PageContext:
         if model is None:
             number = self.memory.add(made)
         else:
-            try:
-                number = await self.database.write(insert_record, model, made)
-            except (SQLAlchemyError, PageError) as error:
-                # What was done stays so.
-                text = "the dashboard cannot store what was done in the table of %s: %s"
-                logger.warning(text, model.__name__, error, extra=fields("dashboard_error", queue=queue.name))
-                return []
+            stored = await self._store(queue, insert_record, model, made)
+            if stored is None:
+                return [NOT_STORED]
+            number = stored
         return [("done" if changes is None else "undoable", number)]
+
+    async def note_undone(self, queue: Queue, number: int) -> list[tuple[str, int]]:
+        """Store that an action was undone; return the notice that it could not be stored, if so."""
+        model = self.settings.audit
+        if model is None:
+            self.memory.note_undone(number)
+            return []
+        return [NOT_STORED] if await self._store(queue, note_undone, model, number) is None else []
+
+    async def _store(self, queue: Queue, write: Callable[..., int], model: type[Any], what: Any) -> int | None:
+        """Write into the table of the audit; return None, and log why, if that fails. What was done stays so."""
+        try:
+            return await self.database.write(write, model, what)
+        except (SQLAlchemyError, PageError) as error:
+            text = "the dashboard cannot store what was done in the table of %s: %s"
+            logger.warning(text, model.__name__, error, extra=fields("dashboard_error", queue=queue.name))
+            return None
 
     @property
     def memory(self) -> Memory:

@@ -53,7 +53,7 @@ from sqlaqueue.web.jobs import job, jobs
 from sqlaqueue.web.queues import claim, failures, health, overview, queue, schedules, workers
 from sqlaqueue.web.rendering import shared_renderer
 from sqlaqueue.web.search import search
-from sqlaqueue.web.security import AS_IT_IS, check_host, check_origin, secured
+from sqlaqueue.web.security import AS_IT_IS, check_host, check_origin, check_reader, secured
 from sqlaqueue.web.settings import Access, Column, Link, Queue, Settings
 
 MOST_VIEWERS = 100
@@ -479,7 +479,9 @@ class Dashboard:
     async def _admitted(self, request: Request) -> Access | Response:
         """Return what the user may do; or the response of the access rule."""
         check_host(request.headers.get("host", ""), self._settings.origins)
-        if request.method not in {"GET", "HEAD"}:
+        if request.method in {"GET", "HEAD"}:
+            check_reader(request.headers)
+        else:
             check_origin(request.headers, request.url.scheme, self._settings.origins)
         if any("\0" in part for part in (*request.path_params.values(), *request.query_params.values())):
             raise errors.BadRequest("The address contains a NUL character.")

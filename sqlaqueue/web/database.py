@@ -48,6 +48,47 @@ READER: ContextVar[Reader] = ContextVar("sqlaqueue_dashboard_reader", default=("
 
 _LONGEST_WAIT = 5.0
 
+
+class Places:
+    """What only some requests may do at the same time, and some of them of one reader, so that others find a place.
+
+    :param number: how many requests there are at most, in each event loop: a test, or a server with threads, may use
+        several.
+    :param of_a_reader: how many of them one reader has.
+    :param busy: what is said to a request that has found no place within some seconds.
+    """
+
+    def __init__(self, name: str, number: int, of_a_reader: int, busy: str) -> None:
+        self._number, self._of_a_reader, self._busy = number, of_a_reader, busy
+        self._everybody: RunVar[anyio.CapacityLimiter] = RunVar(f"sqlaqueue_dashboard_{name}")
+        # They live as long as somebody uses or waits for a place.
+        self._of_readers: RunVar[WeakValueDictionary[Reader, anyio.CapacityLimiter]]
+        self._of_readers = RunVar(f"sqlaqueue_dashboard_{name}_of_readers")
+
+    @asynccontextmanager
+    async def one(self) -> AsyncIterator[None]:
+        """Wait until the reader may have a further place; its own limit comes first, so that it waits for itself.
+
+        :raises Busy: if that takes too long.
+        """
+        everybody = of_this_loop(self._everybody, lambda: anyio.CapacityLimiter(self._number))
+        of_readers = of_this_loop(self._of_readers, WeakValueDictionary[Reader, anyio.CapacityLimiter])
+        own = of_readers.setdefault(READER.get(), anyio.CapacityLimiter(self._of_a_reader))
+        borrower, held = object(), list[anyio.CapacityLimiter]()
+        try:
+            try:
+                with anyio.fail_after(_LONGEST_WAIT):
+                    for limiter in (own, everybody):
+                        await limiter.acquire_on_behalf_of(borrower)
+                        held.append(limiter)
+            except TimeoutError:
+                raise Busy(self._busy, "Try again in a few seconds.") from None
+            yield
+        finally:
+            for limiter in held:
+                limiter.release_on_behalf_of(borrower)
+
+
 _FAILURES_EXPECTED = 30.0
 """Seconds for which parts are read in savepoints after one has failed."""
 
@@ -70,11 +111,8 @@ class Database:
         self.sessions = resolve_factory(session_factory, what, is_async=self.is_async)
         self._savepoints_until = 0.0
         """Until when each part of a page is read in a savepoint, since one has failed lately."""
-        # One for each event loop: a test, or a server with threads, may use several.
-        self._limiter: RunVar[anyio.CapacityLimiter] = RunVar("sqlaqueue_dashboard_sessions")
-        # They live as long as somebody uses or waits for a session.
-        self._of_readers: RunVar[WeakValueDictionary[Reader, anyio.CapacityLimiter]]
-        self._of_readers = RunVar("sqlaqueue_dashboard_readers")
+        busy = "Too many pages are being read at the moment."
+        self._places = Places("sessions", MOST_AT_ONCE, MOST_OF_A_READER, busy)
 
     async def read(
         self, operation: Callable[..., T], *args: Any, statement_timeout: float = READ_TIMEOUT, read_only: bool = True
@@ -119,7 +157,7 @@ class Database:
                 session.rollback()
 
     async def _run(self, run: Callable[..., T], *args: Any) -> T:
-        async with self._one_of_the_sessions():
+        async with self._places.one():
             try:
                 session = open_session(self.sessions)
                 if self.is_async:
@@ -133,26 +171,6 @@ class Database:
                     advice = "Check that it runs; this page works again as soon as it does."
                     raise ServiceUnavailable(text, advice) from error
                 raise
-
-    @asynccontextmanager
-    async def _one_of_the_sessions(self) -> AsyncIterator[None]:
-        """Wait until the reader may use a further session; its own limit comes first, so that it waits for itself."""
-        everybody = of_this_loop(self._limiter, lambda: anyio.CapacityLimiter(MOST_AT_ONCE))
-        of_readers = of_this_loop(self._of_readers, WeakValueDictionary[Reader, anyio.CapacityLimiter])
-        own = of_readers.setdefault(READER.get(), anyio.CapacityLimiter(MOST_OF_A_READER))
-        borrower, held = object(), list[anyio.CapacityLimiter]()
-        try:
-            try:
-                with anyio.fail_after(_LONGEST_WAIT):
-                    for limiter in (own, everybody):
-                        await limiter.acquire_on_behalf_of(borrower)
-                        held.append(limiter)
-            except TimeoutError:
-                raise Busy("Too many pages are being read at the moment.", "Try again in a few seconds.") from None
-            yield
-        finally:
-            for limiter in held:
-                limiter.release_on_behalf_of(borrower)
 
 
 def of_this_loop(variable: RunVar[T], make: Callable[[], T]) -> T:

@@ -11,7 +11,7 @@ from urllib.parse import parse_qsl, quote, urlencode
 
 from sqlaqueue.web.data.bulk import MOST_AT_ONCE, MOST_KEYS, BulkAction, ByFilter, ByKeys, Selection, by_filter
 from sqlaqueue.web.data.job_columns import JobColumns, columns_of
-from sqlaqueue.web.data.job_filters import JobsWanted, lists_of, parse_filter
+from sqlaqueue.web.data.job_filters import YEARS, JobsWanted, lists_of, parse_filter
 from sqlaqueue.web.data.job_pages import ListRequest, parse_request
 from sqlaqueue.web.data.reader import ParameterError
 from sqlaqueue.web.errors import BadRequest
@@ -95,7 +95,7 @@ def _moment(text: str) -> datetime:
         moment = datetime.fromisoformat(text)
     except ValueError:
         moment = None
-    if moment is None or moment.tzinfo is None:
+    if moment is None or moment.tzinfo is None or moment.year not in YEARS:
         raise ParameterError("until", "it is no moment with a time zone")
     return moment
 

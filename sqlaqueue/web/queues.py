@@ -386,6 +386,8 @@ async def _read_workers(context: PageContext, queue: Queue, found: list[Worker],
         problems.append(f"{queue.name}: {part.problem}")
         return
     left = part.value.left
+    if context.settings.is_redacted(queue.spec, "claimed_by"):
+        left = None
     found += [
         Worker(queue=queue, row=row, left=None if row.is_alive or left is None else left.get(row.name))
         for row in part.value.rows

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import hashlib
 import re
+import struct
 from contextvars import ContextVar
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta, tzinfo
@@ -18,6 +19,7 @@ from starlette.datastructures import QueryParams
 
 from sqlaqueue.queue.run import key_text
 from sqlaqueue.texts import split_error
+from sqlaqueue.web.data.job_columns import sendable
 
 _MINUTE, _HOUR, _DAY = 60, 3600, 86400
 SHORT = 200
@@ -150,7 +152,10 @@ def short(text: str, length: int = SHORT) -> str:
 _UNSEEN = (
     "\x01-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f"  # controls, but tabs and line breaks
     "\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069"  # directions of texts
-    "\u200b\u2028\u2029\u2060\ufeff"  # spaces without a width, and line breaks that are none in HTML
+    "\u200b\u2028\u2029\u2060-\u2064\ufeff"  # spaces without a width, and line breaks that are none in HTML
+    "\u00ad\u034f\u115f\u1160\u17b4\u17b5\u180e\u206a-\u206f\u3164\uffa0\ufff9-\ufffb"  # others without a width
+    "\U000e0000-\U000e007f"  # tags: a second alphabet, in which a text can be hidden
+    "\ud800-\udfff"  # halves of surrogate pairs, which cannot be sent
 )
 """Characters that are not seen themselves, and change how others are seen, or what is copied."""
 
@@ -167,7 +172,7 @@ def visible(page: str) -> str:
     # Few pages have any, and the longer expression takes milliseconds.
     if _ONE_UNSEEN.search(page) is None:
         return page
-    return _EXACT_OR_UNSEEN.sub(lambda found: found[1] or _escaped(found[0]), page)
+    return sendable(_EXACT_OR_UNSEEN.sub(lambda found: found[1] or _escaped(found[0]), page))
 
 
 def visible_json(text: str) -> str:
@@ -176,7 +181,9 @@ def visible_json(text: str) -> str:
 
 
 def _escaped(character: str) -> str:
-    return f"\\u{ord(character):04x}"
+    # JSON has two escapes for one of the higher planes, as UTF-16 has.
+    units = struct.iter_unpack(">H", character.encode("utf-16-be", "surrogatepass"))
+    return "".join(f"\\u{unit:04x}" for (unit,) in units)
 
 
 _FOLDER = Path(__file__).parent
@@ -232,6 +239,8 @@ _TEXTS = {
         "The database refused to change {} job; a duplicate of it may exist by now.",
         "The database refused to change {} jobs; duplicates of them may exist by now.",
     ),
+    "not_stored": ("This could not be written to the table of the audit; the log of the server has it, and says why.",)
+    * 2,
     "none_selected": ("No job is selected.",) * 2,
     "changed": ("{} job was changed.", "{} jobs were changed."),
     "edited": ("The job was changed.", "The jobs were changed."),

@@ -24,9 +24,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 
-import anyio
 import sqlalchemy as sa
-from anyio.lowlevel import RunVar
 from sqlalchemy.exc import DBAPIError, SQLAlchemyError
 from sqlalchemy.orm import Session
 from starlette.responses import Response
@@ -49,8 +47,8 @@ from sqlaqueue.web.data.job_filters import (
 )
 from sqlaqueue.web.data.job_pages import JobPage, ListRequest, parse_request, read_page
 from sqlaqueue.web.data.reader import ParameterError, QueueReader, problem_text
-from sqlaqueue.web.database import of_this_loop
-from sqlaqueue.web.errors import Busy, PageError
+from sqlaqueue.web.database import Places
+from sqlaqueue.web.errors import PageError
 from sqlaqueue.web.rendering import Zone
 from sqlaqueue.web.settings import Queue
 
@@ -346,15 +344,12 @@ def _names_of(document: str) -> list[str]:
 SHOWN = 10
 """The number of jobs that are shown of a queue."""
 
-_AT_ONCE = 2
-"""The number of searches that are made at the same time, each in one session: other pages have the other sessions."""
+_PLACES = Places("searches", 2, 1, "Other searches are being made at the moment.")
+"""Two searches are made at the same time, each of another reader and in one session: other pages have the others."""
 
-_WAITS = 5.0
 _STATEMENT_TIMEOUT = 1.5
 _LONGEST = 5.0
 """The seconds after which no further queue is searched."""
-
-_SEARCHES: RunVar[anyio.CapacityLimiter] = RunVar("sqlaqueue_dashboard_searches")
 
 
 BY_KEY = "by key"
@@ -415,16 +410,8 @@ async def _search_all(context: PageContext, line: str) -> SearchResults:
             wanted += _requests(context, queue, line)
         except ParameterError as error:
             results.leave_out(queue, f"{error.problem}.")
-    limiter = of_this_loop(_SEARCHES, lambda: anyio.CapacityLimiter(_AT_ONCE))
-    try:
-        with anyio.fail_after(_WAITS):
-            await limiter.acquire()
-    except TimeoutError:
-        raise Busy("Other searches are being made at the moment.", "Try again in a few seconds.") from None
-    try:
+    async with _PLACES.one():
         await context.database.read(_read_all, wanted, results, statement_timeout=_STATEMENT_TIMEOUT)
-    finally:
-        limiter.release()
     return results
 
 

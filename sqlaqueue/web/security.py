@@ -158,6 +158,21 @@ def check_host(host: str, origins: Collection[str]) -> None:
     )
 
 
+def check_reader(headers: Mapping[str, str]) -> None:
+    """Refuse a GET that a page of another site makes by itself; a link that somebody follows is served.
+
+    That page could not read the answer. But the browser may send the user's cookies with it, so that the page could
+    let the user search and export: at the cost of the database, and in the user's name in the audit.
+    """
+    if headers.get("sec-fetch-site") not in {"cross-site", "same-site"}:
+        return
+    # Of a frame, which shows nothing of a dashboard, the mode is that of a link as well.
+    if headers.get("sec-fetch-mode") != "navigate" or headers.get("sec-fetch-dest", "document") != "document":
+        raise Forbidden(
+            "This request was made by a page of another site, so it was not served.", "Open the dashboard itself."
+        )
+
+
 def is_loopback(host: str) -> bool:
     try:
         name = urlsplit(f"//{host}").hostname or ""

@@ -1,5 +1,6 @@
 """The JSON API of the dashboard, the export of a list, and the number on the tab."""
 
+import asyncio
 import csv
 import io
 import json
@@ -11,17 +12,20 @@ from typing import Any
 import pytest
 import sqlalchemy as sa
 from sqlalchemy.exc import OperationalError
-from sqlalchemy.orm import Session
+from sqlalchemy.orm import Session, sessionmaker
 
 from sqlaqueue import Schedule
 from sqlaqueue.schedules.schedule import schedule_groups
 from sqlaqueue.schedules.store import declare
-from sqlaqueue.web import Access, api
+from sqlaqueue.web import Access, Dashboard, api
+from sqlaqueue.web import database as database_module
 from sqlaqueue.web import queues as page_module
 from sqlaqueue.web.data import job_windows
+from sqlaqueue.web.settings import Settings
 from tests.models import execute
+from tests.web.conftest import ask
 from tests.web.jobs import add
-from tests.web.models import Queues
+from tests.web.models import Queues, make_wide
 from tests.web.test_workers import heartbeat
 
 
@@ -178,11 +182,14 @@ async def test_a_list_as_csv(
 
 async def test_no_cell_is_a_formula(client_of: Any, queues: Queues, engine: sa.Engine) -> None:
     """A spreadsheet executes what begins as one, and the texts of jobs come from anybody."""
-    texts = ["=1+1", "+1", "-1", "@SUM(1)", "\t=1", "\r=1", "a=1"]
+    texts = {each: f"'{each}" for each in ("=1+1", "+1", "-1", "@SUM(1)", "\uff1d1")}
+    # Where a semicolon separates cells, and where a text with a comma before it is no text in quotes.
+    texts |= {"\t=1": "'\t'=1", "\r=1": "'\r'=1", "a;=1": "a;'=1", "a,b\n-1": "a,b\n'-1"}
+    texts |= {each: each for each in ("a=1", "a; b", "2030-12-31", "a\nb-1")}
     add(engine, *(queues.Email(recipient=text, big=-1) for text in texts))
     text = await exported(client_of, "CSV /queues/email/jobs?sort=id&columns=recipient,big")
     shown = [row[1:] for row in csv.reader(io.StringIO(text, newline=""))][1:]
-    assert shown == [*([f"'{text}", "-1"] for text in texts[:-1]), ["a=1", "-1"]]
+    assert shown == [[each, "-1"] for each in texts.values()]
 
 
 async def test_a_list_as_json(
@@ -233,6 +240,79 @@ async def test_an_export_that_fails_is_broken_off(
     with pytest.raises(OperationalError):
         await client_of().get("/queues/email/jobs.csv")
     assert audit() == ["user='ada' action=export queue='email' count=2 filter='all jobs'"]
+
+
+async def test_half_a_pair_of_surrogates_in_json_hides_no_job(engine: sa.Engine) -> None:
+    """JSON may have one, as PostgreSQL stores it, and no text in UTF-8 has it."""
+    model = make_wide()
+    model.metadata.create_all(engine)
+    execute(engine, """INSERT INTO "Wide table" ("The Number", plain_json) VALUES (1, '{"\\udfff": "\\ud800"}')""")
+    slug = Settings.of([model], (), {}, ()).queues["Wide table"].slug
+    async with ask(engine, model) as browser:
+        columns = "columns=plain_json"
+        for path in (
+            f"api/queues/{slug}/jobs?{columns}",
+            f"api/queues/{slug}/job?key=1",
+            f"queues/{slug}/jobs.json?{columns}",
+        ):
+            response = await browser.get(f"/{path}")
+            assert response.status_code == 200, path
+            assert '{"\\udfff": "\\ud800"}' in re.sub(r"\s*\n\s*", "", response.text), path
+
+
+async def test_some_exports_are_made_at_the_same_time_and_few_of_one_reader(
+    client_of: Any, queues: Queues, engine: sa.Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each has a page in memory, for as long as its browser takes."""
+    monkeypatch.setattr(database_module, "_LONGEST_WAIT", 0.2)
+    make_pages_small(monkeypatch)
+    add(engine, *(queues.Email(recipient="x") for _ in range(5)))
+    made = Dashboard(queues.all, sessionmaker(engine), access=lambda asked: Access(read=True, user=asked.headers["x"]))
+    go_on, status = asyncio.Event(), list[int]()
+
+    async def export(name: str) -> None:
+        async def send(message: Any) -> None:
+            if message["type"] == "http.response.start":
+                status.append(message["status"])
+            await go_on.wait()
+
+        headers = [(b"host", b"localhost"), (b"x", name.encode())]
+        path = "/queues/email/jobs.csv"
+        scope = {"type": "http", "method": "GET", "path": path, "query_string": b"", "headers": headers}
+        await made(scope, asyncio.Event().wait, send)
+
+    async def started(*names: str) -> list[asyncio.Task[None]]:
+        before, tasks = len(status), [asyncio.create_task(export(name)) for name in names]
+        while len(status) < before + len(names):
+            await asyncio.sleep(0.01)
+        return tasks
+
+    tasks = await started("ada", "ada")
+    assert status == [200, 200]
+    tasks += await started("ada")
+    assert status.pop() == 503
+    tasks += await started("eve", "eve")
+    assert status == [200] * 4
+    tasks += await started("bob")
+    assert status.pop() == 503
+    go_on.set()
+    await asyncio.gather(*tasks)
+    tasks = await started("bob", "ada")
+    assert status == [200] * 6
+    await asyncio.gather(*tasks)
+
+
+async def test_an_export_that_takes_too_long_is_broken_off(
+    client_of: Any, queues: Queues, engine: sa.Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(api, "_LONGEST_EXPORT", 0.0)
+    make_pages_small(monkeypatch)
+    add(engine, *(queues.Email(recipient="x") for _ in range(5)))
+    async with client_of() as browser:
+        with pytest.raises(AssertionError):  # the answer has no end
+            await browser.get("/queues/email/jobs.csv")
+        monkeypatch.setattr(api, "_LONGEST_EXPORT", 60.0)
+        assert (await browser.get("/queues/email/jobs.csv")).status_code == 200
 
 
 async def test_what_cannot_be_exported(client_of: Any) -> None:

@@ -372,7 +372,7 @@ async def test_an_error_is_not_shared() -> None:
     assert (await shared_result(state, "key", 60, make)).value == 5
 
 
-UNSEEN = "\x1b[2J\u202egpj\u2066x\u200b\ufeff\x9b"
+UNSEEN = "\x1b[2J\u202egpj\u2066x\u200b\ufeff\x9b\u00ad\u2064\u3164\U000e0041"
 
 
 async def test_characters_that_are_not_seen_are_escaped_but_in_forms(client_of: Any, engine: sa.Engine) -> None:
@@ -393,12 +393,12 @@ async def test_characters_that_are_not_seen_are_escaped_but_in_forms(client_of: 
             seen = page
             for each in sent:
                 seen = seen.replace(each, "")
-            assert "\\u001b[2J\\u202egpj\\u2066x\\u200b\\ufeff\\u009b" in seen, path
-            assert not {*"\x1b\u202e\u2066\u200b\ufeff\x9b"} & {*seen}, path
+            assert "\\u001b[2J\\u202egpj\\u2066x\\u200b\\ufeff\\u009b\\u00ad\\u2064\\u3164\\udb40\\udc41" in seen, path
+            assert not {*UNSEEN} - {*"[2Jgpjx"} & {*seen}, path
             assert any(UNSEEN in each for each in sent), path
         assert hebrew in (await browser.get("/queues/named/jobs")).text
         text = (await browser.get(f"/api/queues/named/job?key={key}")).text
-        assert not {*"\x1b\u202e\u2066\u200b\ufeff\x9b"} & {*text}
+        assert not {*UNSEEN} - {*"[2Jgpjx"} & {*text}
         assert json.loads(text)["key"] == UNSEEN
         page = (await browser.get(f"/queues/named/confirm?action=cancel&key={key}")).text
         done = await browser.post("/queues/named/actions/cancel", data=dict(hidden(page)))

@@ -18,6 +18,7 @@ from sqlaqueue.web.data.edit import Edited, EditForm, read_form, save
 from sqlaqueue.web.data.job_columns import indented, parse_exact
 from sqlaqueue.web.data.reader import ParameterError
 from tests.models import execute, sent_statements
+from tests.web.conftest import act
 from tests.web.jobs import KINDS, XSS, add, claimed, columns, created, fail_jobs, new_queue, states
 from tests.web.models import Kind, Queues, new_base
 
@@ -395,6 +396,18 @@ async def test_a_number_that_only_a_float_would_take_as_infinite_is_refused(clie
         for path in ("jobs?sort=-value", "jobs?f.value.min=5", "job?key=1", "edit?key=1"):
             assert (await browser.get(f"/queues/ratio/{path}")).status_code == 200, path
         assert (await browser.get("/api/queues/ratio/job?key=2")).status_code == 200
+
+
+@pytest.mark.parametrize("typed", ["1e999999999", "-1e-999999999", "0e999999999", f"0.{'1' * 999}"])
+async def test_a_number_of_too_many_digits_is_refused(
+    client_of: Any, engine: sa.Engine, queues: Queues, typed: str
+) -> None:
+    add(engine, queues.Email(recipient="a"))
+    answer = await act(
+        client_of(), "edit", key="1", version=form_of(engine, queues.Email).job.version, **{"v.total": typed}
+    )
+    assert answer.status_code == 422
+    assert "Write a number, such as 12.50." in answer.text
 
 
 def test_types_that_convert(engine: sa.Engine, letters: Any) -> None:

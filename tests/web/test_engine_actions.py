@@ -381,6 +381,13 @@ def test_redacted_values_are_nowhere(place: Place) -> None:
     assert place.get("/queues/email/jobs?f.secret=tiger", **options).status_code == 400
 
 
+@pytest.mark.parametrize("until", ["0001-01-01T00:00:00+14:00", "9999-12-31T23:59:59-14:00"])
+async def test_a_moment_that_python_does_not_have_in_utc_is_refused(place: Place, until: str) -> None:
+    answer = await act(place.client(), "cancel", all="1", state="due", until=until)
+    assert answer.status_code == 400
+    assert "until: it is no moment with a time zone" in answer.text
+
+
 async def test_a_form_does_not_let_redacted_values_be_guessed(place: Place) -> None:
     place.add(place.email(1, secret="tiger"))  # noqa: S106 - it is none
 

@@ -61,6 +61,16 @@ async def test_bad_parameter_is_named(client_of: Any) -> None:
         assert parameter in response.text
 
 
+async def test_a_list_has_some_conditions_only(client_of: Any) -> None:
+    """Each has a link with all others: a page with a thousand would have megabytes."""
+    conditions = [(f"f.payload.json.a{number}", "x") for number in range(51)]
+    for path in ("/queues/email/jobs", "/queues/email/jobs.csv", "/api/queues/email/jobs"):
+        assert (await client_of().get(path, params=conditions[:50])).status_code == 200
+        response = await client_of().get(path, params=conditions)
+        assert response.status_code == 400
+        assert "conditions: use at most 50." in response.text
+
+
 async def test_pages_follow_their_links(client_of: Any, queues: Any, engine: sa.Engine) -> None:
     add(engine, *(queues.Picture(tenant="a,b", name=f"x {number:03}") for number in range(120)))
     client, seen, url = client_of(), [], "/queues/picture/jobs?sort=tenant"

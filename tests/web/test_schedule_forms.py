@@ -224,3 +224,24 @@ async def test_without_the_table_nothing_can_be_added(queues: Queues, client_of:
     answer = await post(client_of(), "/schedules/save", MINE)
     assert (answer.status_code, "The database has no table of schedules" in answer.text) == (422, True)
     assert set(queues.metadata.tables) == tables, "the dashboard declares no tables"
+
+
+@pytest.mark.parametrize("then", ["look", "save"])
+@pytest.mark.parametrize(
+    ("field", "typed", "problem"),
+    [
+        ("every", "1e308", "every: write a number of seconds up to a hundred years"),
+        ("every", "4e9", "every: write a number of seconds up to a hundred years"),
+        ("jitter", "1e300", "jitter: write a number of seconds up to a hundred years"),
+        ("misfire_grace", "inf", "misfire_grace: write a number of seconds up to a hundred years"),
+        ("catch_up", "9" * 5000, "catch_up"),
+    ],
+)
+async def test_numbers_that_are_too_large_are_told_at_the_form(
+    scheduled: Queues, client_of: Any, field: str, typed: str, problem: str, then: str
+) -> None:
+    fields = {"queue": "email", "schedule": "new", "every": "60", "timezone": "UTC", "values": '{"recipient": "a"}'}
+    answer = await post(client_of(), "/schedules/save", fields | {field: typed, "then": then})
+    assert answer.status_code == (200 if then == "look" else 422)
+    # The ticks do not depend on how many are caught up.
+    assert problem in unescape(answer.text)

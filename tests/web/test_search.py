@@ -13,11 +13,12 @@ import httpx
 import pytest
 import sqlalchemy as sa
 
-from sqlaqueue.web import Access
+from sqlaqueue.web import Access, Dashboard
 from sqlaqueue.web.data.reader import ParameterError
 from sqlaqueue.web.rendering import Zone
 from sqlaqueue.web.search import parse_line, with_added
 from tests.models import execute
+from tests.web.conftest import client
 from tests.web.jobs import KINDS, add, columns, fail_jobs, make_window_small, new_queue, page
 from tests.web.models import Queues, make_wide
 
@@ -314,6 +315,32 @@ async def test_searches_leave_sessions_to_other_pages(
                 group.start_soon(get, browser, "/queues/invoice/jobs")
     # It did not have to wait for one of the searches, which all wait for the lock.
     assert ended[0] == "/queues/invoice/jobs"
+
+
+async def test_searches_of_one_reader_do_not_delay_those_of_another(
+    engine: sa.Engine, queues: Queues, sessions: Any, no_examination: None
+) -> None:
+    def access(request: Any) -> Access:
+        name = request.headers["x-user"]
+        return Access(read=["email" if name == "eve" else "invoice"], user=name)
+
+    ended: list[str] = []
+
+    async def search(browser: httpx.AsyncClient, name: str) -> None:
+        await browser.get("/search?q=state:pending", headers={"X-User": name})
+        ended.append(name)
+
+    async with client(Dashboard(queues.all, sessions, access=access)) as browser:
+        for name in ("eve", "ada"):
+            await browser.get("/search", headers={"X-User": name})  # what is suggested is remembered
+        with engine.connect() as other:
+            other.execute(sa.text("LOCK TABLE email IN ACCESS EXCLUSIVE MODE"))
+            async with anyio.create_task_group() as group:
+                for _ in range(4):
+                    group.start_soon(search, browser, "eve")
+                await anyio.sleep(0.3)
+                group.start_soon(search, browser, "ada")
+    assert ended[0] == "ada"
 
 
 # -- one list: conditions are added one by one ----------------------------------------------------------------------

@@ -24,6 +24,7 @@ from sqlaqueue.web.security import (
     OneTimeToken,
     Secrets,
     check_origin,
+    check_reader,
     read_form,
     write_audit,
 )
@@ -76,6 +77,46 @@ def test_posts_of_own_pages_are_served(given: dict[str, str]) -> None:
 def test_posts_from_elsewhere_are_refused(given: dict[str, str]) -> None:
     with pytest.raises(Forbidden):
         check_origin(headers(**given), "http", {PUBLIC})
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {},
+        {"sec_fetch_site": "same-origin", "sec_fetch_mode": "cors", "sec_fetch_dest": "empty"},
+        {"sec_fetch_site": "none", "sec_fetch_mode": "navigate", "sec_fetch_dest": "document"},
+        {"sec_fetch_site": "cross-site", "sec_fetch_mode": "navigate", "sec_fetch_dest": "document"},
+        {"sec_fetch_site": "cross-site", "sec_fetch_mode": "navigate"},
+    ],
+)
+def test_links_on_pages_of_other_sites_are_followed(given: dict[str, str]) -> None:
+    check_reader(headers(**given))
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"sec_fetch_site": "cross-site", "sec_fetch_mode": "navigate", "sec_fetch_dest": "iframe"},
+        {"sec_fetch_site": "cross-site", "sec_fetch_mode": "no-cors", "sec_fetch_dest": "image"},
+        {"sec_fetch_site": "same-site", "sec_fetch_mode": "cors", "sec_fetch_dest": "empty"},
+        {"sec_fetch_site": "cross-site"},
+    ],
+)
+def test_what_pages_of_other_sites_read_by_themselves_is_refused(given: dict[str, str]) -> None:
+    with pytest.raises(Forbidden):
+        check_reader(headers(**given))
+
+
+async def test_a_page_of_another_site_does_not_export_in_the_name_of_a_user(
+    dashboard: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, "sqlaqueue.audit")
+    elsewhere = {"Sec-Fetch-Site": "cross-site", "Sec-Fetch-Mode": "no-cors", "Sec-Fetch-Dest": "image"}
+    async with httpx.AsyncClient(transport=httpx.ASGITransport(app=dashboard), base_url=OWN) as browser:
+        for path in ("/", "/search?q=5", "/queues/email/jobs.csv", "/api/queues"):
+            assert (await browser.get(path, headers=elsewhere)).status_code == 403
+        assert caplog.records == []
+        assert (await browser.get("/queues/email/jobs.csv")).status_code == 200
 
 
 def request(body: bytes, content_type: str = "application/x-www-form-urlencoded") -> Request:

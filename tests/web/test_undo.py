@@ -16,11 +16,13 @@ import sqlalchemy as sa
 from markupsafe import escape
 from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column
 
-from sqlaqueue import Consumer, QueueConfig, QueueMixin, Unique, pause, resume
+from sqlaqueue import Consumer, QueueConfig, QueueMixin, Schedule, Unique, is_paused, pause, resume
 from sqlaqueue.admin import QueueAdmin
 from sqlaqueue.admin.state import pauses
 from sqlaqueue.exc import ConfigurationError, StatementError
 from sqlaqueue.mapping.mixin import spec_of
+from sqlaqueue.schedules.schedule import schedule_groups
+from sqlaqueue.schedules.store import declare
 from sqlaqueue.web import Access, AuditMixin, Dashboard
 from sqlaqueue.web.data import bulk
 from sqlaqueue.web.data.bulk import BulkAction, Done
@@ -31,6 +33,7 @@ from tests.web.conftest import client, follow, hidden, post
 from tests.web.jobs import KINDS, XSS, add, claimed, columns, created, fail_jobs, new_queue, states
 from tests.web.models import Queues, new_base
 from tests.web.test_bulk import do, of_keys
+from tests.web.test_workers import heartbeat
 
 UNDONE = ("update_status", "batch_select", "delete_returning")
 
@@ -389,11 +392,64 @@ async def test_what_was_done_stays_without_the_table(
     async with client_of(audit=audit_model) as browser:
         page = await follow(browser, await browser.post("/queues/email/actions/cancel", data={"key": "1"}))
         assert "1 job was cancelled." in page.text
+        assert "This could not be written to the table of the audit" in page.text
         assert "Show what" not in page.text
         assert (await browser.get("/audit")).status_code == 503
     assert states(engine, queues.Email) == {"1": "cancelled"}
     assert len(audit()) == 1
     assert "cannot store what was done in the table of Action" in caplog.text
+
+
+async def test_what_is_not_in_the_table_is_said_after_each_action(
+    engine: sa.Engine, queues: Queues, client_of: Any, audit_model: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    heartbeat(engine)
+    add(engine, queues.Email(recipient="a"))
+    schedule = {"queue": "email", "schedule": "new", "every": "60", "timezone": "UTC", "values": '{"recipient": "a"}'}
+    nightly = Schedule("nightly", queues.Email, every=60, values={"recipient": "a"})
+    queues.metadata.create_all(engine)
+    with Session(engine) as session:
+        for group in schedule_groups([nightly], "test"):
+            declare(session, group)
+        session.commit()
+    execute(engine, "DROP TABLE queue_action")
+    actions: list[tuple[str, dict[str, str]]] = [
+        ("queues/email/actions/rescue", {}),
+        ("queues/email/actions/pause", {}),
+        ("queues/email/actions/resume", {}),
+        ("queues/email/actions/enqueue", {"key": "1"}),
+        ("queues/email/actions/requeue", {"key": "1"}),
+        ("workers/quiet", {"queue": "email", "id": "email-web:1"}),
+        ("schedules/save", schedule),
+        ("schedules/run", {"queue": "email", "schedule": "nightly"}),
+    ]
+    async with client_of(audit=audit_model) as browser:
+        for path, fields in actions:
+            answer = await browser.post(f"/{path}", data=fields)
+            assert answer.headers["location"].count("notice=not_stored%3A1") == 1, path
+    assert caplog.text.count("cannot store what was done in the table of Action") == len(actions)
+
+
+async def test_what_was_undone_stays_without_a_note_of_it(
+    engine: sa.Engine, queues: Queues, client_of: Any, audit_model: Any
+) -> None:
+    """The role of the dashboard may have no right to update the table."""
+    add(engine, queues.Email(recipient="a"))
+    execute(
+        engine,
+        "CREATE FUNCTION refuse() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN RAISE EXCEPTION 'no'; END $$; "
+        "CREATE TRIGGER refuse BEFORE UPDATE ON queue_action FOR EACH ROW EXECUTE FUNCTION refuse()",
+    )
+    async with client_of(audit=audit_model) as browser:
+        for action, fields in (("cancel", {"key": "1"}), ("pause", {})):
+            answer = await browser.post(f"/queues/email/actions/{action}", data=fields)
+            (number,) = re.findall(r"undoable%3A(\d+)", answer.headers["location"])
+            page = await follow(browser, await browser.post("/queues/email/actions/undo", data={"id": number}))
+            assert page.status_code == 200
+            assert "This could not be written to the table of the audit" in page.text
+    assert states(engine, queues.Email) == {"1": "pending"}
+    with Session(engine) as session:
+        assert not session.scalar(is_paused(queues.Email))
 
 
 def test_the_class_of_the_audit_is_checked(queues: Queues, sessions: Any) -> None:

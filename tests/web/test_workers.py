@@ -280,6 +280,8 @@ async def test_the_dead_are_listed_with_what_they_have_lost(client_of: Any, queu
     assert part_after(two, "Not rescued yet").startswith('<span class="muted">not known')
     assert part_after(three, "Not rescued yet").startswith('<span class="muted">not known')
     assert "Quiet" not in dead
+    hidden = part_of(await page_of(client_of(redact=["email.claimed_by"]), "workers"), "dead")
+    assert hidden.count("email/job?key=2") == 1, "it is said to be claimed by the dead Consumer"
 
 
 def part_after(row: str, label: str) -> str:

@@ -235,12 +235,18 @@ def _integer(type_: Any, text: str) -> int:
     return number
 
 
+_MOST_DIGITS = 1000
+"""More digits than a form needs."""
+
+
 def _number(type_: Any, text: str) -> Decimal | float:
     try:
         number = Decimal(text)
     except InvalidOperation:
         number = Decimal("NaN")
-    if not number.is_finite() or "_" in text or len(text) > 1000:  # noqa: PLR2004 - more digits than a form needs
+    # A large exponent stands for as many digits.
+    is_long = len(text) > _MOST_DIGITS or (number.is_finite() and abs(number.adjusted()) > _MOST_DIGITS)
+    if not number.is_finite() or "_" in text or is_long:
         raise WrongValue("Write a number, such as 12.50.")
     if isinstance(type_, sa.Float) or not type_.asdecimal:
         return _float(number)

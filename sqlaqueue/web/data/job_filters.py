@@ -75,6 +75,9 @@ JSON = "json"
 _DEEPEST = 10
 """The number of names in a path."""
 
+_MOST = 50
+"""The number of conditions. The page of a list has a link for each, with all others."""
+
 _LONGEST = 1000
 """The number of characters that a value may have."""
 
@@ -88,7 +91,7 @@ _NAME = re.compile(r"[\w-]{1,100}")
 _SPAN = re.compile(r"(\d{1,5})(min|h|d)", re.ASCII)
 _UNITS = {"min": timedelta(minutes=1), "h": timedelta(hours=1), "d": timedelta(days=1)}
 _LONGEST_SPAN = timedelta(days=10_000)
-_YEARS = range(2, 9999)
+YEARS = range(2, 9999)
 """Within these years a moment can be converted between time zones."""
 
 
@@ -222,6 +225,8 @@ def parse_filter(columns: JobColumns, parameters: Iterable[tuple[str, str]]) -> 
     for name, value in given.items():
         _check_text(name[:100], value, _LONGEST_KEY if name == "job" else _LONGEST)
     values = {name: value for name, value in given.items() if value != ""}
+    if len(values) > _MOST:
+        raise ParameterError("conditions", f"use at most {_MOST}")
     wanted = JobsWanted(
         columns,
         tuple(_conditions(columns, {name for name in given if name.startswith(PREFIX)}, values)),
@@ -385,7 +390,7 @@ def _moment(text: str, parameter: str) -> datetime:
         moment = datetime.fromisoformat(re.sub(r" (\d\d:\d\d)$", r"+\1", text) if text.count(":") > 1 else text)
     except ValueError:
         moment = None
-    if moment is None or moment.year not in _YEARS:
+    if moment is None or moment.year not in YEARS:
         raise ParameterError(parameter, "use a date and a time, such as 2030-12-31T08:00; without a zone it is UTC")
     return moment.replace(tzinfo=UTC) if moment.tzinfo is None else moment.astimezone(UTC)
 

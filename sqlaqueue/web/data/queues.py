@@ -6,6 +6,7 @@ import functools
 import hashlib
 import json
 import math
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
@@ -49,7 +50,7 @@ from sqlaqueue.web.data import failures as failed_jobs
 from sqlaqueue.web.data import past
 from sqlaqueue.web.data.engines import pages_of
 from sqlaqueue.web.data.history import History, end_of, has_statistics, newest_minute, read_history
-from sqlaqueue.web.data.job_columns import parse_exact
+from sqlaqueue.web.data.job_columns import parse_exact, sendable
 from sqlaqueue.web.data.reader import Memory, Part, QueueReader, Unavailable, attempt_part
 
 _LOCK_TIMEOUT = "200ms"
@@ -510,7 +511,7 @@ def _form_of(info: ScheduleInfo, is_hidden: IsHidden) -> ScheduleForm:
         "cron": info.cron or "",
         "every": "" if info.every is None else f"{info.every.total_seconds():g}",
         "timezone": info.timezone,
-        "values": json.dumps(shown, ensure_ascii=False, indent=2),
+        "values": sendable(json.dumps(shown, ensure_ascii=False, indent=2)),
         "jitter": f"{info.jitter.total_seconds():g}",
         "catch_up": str(info.catch_up),
         "misfire_grace": "" if grace is None else f"{grace.total_seconds():g}",
@@ -633,10 +634,13 @@ def _definition(texts: Mapping[str, str]) -> dict[str, Any]:
         "timezone": given.get("timezone") or "UTC",
         "values": values,
         "jitter": _seconds("jitter", given.get("jitter", "")) or 0,
-        "catch_up": int(catch_up) if catch_up.isascii() and catch_up.isdigit() else catch_up,
+        "catch_up": int(catch_up) if re.fullmatch("[0-9]{1,9}", catch_up) else catch_up[:100],
         "misfire_grace": _seconds("misfire_grace", given.get("misfire_grace", "")),
         "skip_unfinished": bool(given.get("skip_unfinished")),
     }
+
+
+_A_HUNDRED_YEARS = timedelta(days=36525).total_seconds()
 
 
 def _seconds(name: str, text: str) -> float | None:
@@ -646,6 +650,6 @@ def _seconds(name: str, text: str) -> float | None:
         seconds = float(text)
     except ValueError:
         seconds = math.nan
-    if not 0 <= seconds < math.inf:
-        raise ConfigurationError(f"{name}: write a number of seconds, such as 300")
+    if not 0 <= seconds <= _A_HUNDRED_YEARS:
+        raise ConfigurationError(f"{name}: write a number of seconds up to a hundred years, such as 300")
     return seconds

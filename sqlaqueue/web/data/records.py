@@ -137,12 +137,13 @@ def read_records(
     return [_record(row) for row in session.scalars(rows, bind_arguments={"mapper": sa.inspect(model)})]
 
 
-def note_undone(session: Session, model: type[Any], number: int) -> None:
-    """Store that an action was undone, and commit."""
+def note_undone(session: Session, model: type[Any], number: int) -> int:
+    """Store that an action was undone, commit, and return its id."""
     mark = sa.update(model).where(model.id == number).values(undone_at=clock())
     options = {"synchronize_session": False}
     session.execute(mark, execution_options=options, bind_arguments={"mapper": sa.inspect(model)})
     session.commit()
+    return number
 
 
 def _record(row: Any) -> Record:

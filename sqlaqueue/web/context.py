@@ -20,6 +20,7 @@ from starlette.responses import HTMLResponse, RedirectResponse, Response
 from sqlaqueue.admin.state import Pause, pauses
 from sqlaqueue.exc import StatementError
 from sqlaqueue.log import fields, logger
+from sqlaqueue.texts import printable
 from sqlaqueue.web.data.reader import ParameterError
 from sqlaqueue.web.data.records import Memory, Record, insert_record, note_undone, short_facts
 from sqlaqueue.web.database import Database, Reader, of_this_loop
@@ -229,7 +230,9 @@ class PageContext:
             return await self.database.write(write, model, what)
         except (SQLAlchemyError, PageError) as error:
             text = "the dashboard cannot store what was done in the table of %s: %s"
-            logger.warning(text, model.__name__, error, extra=fields("dashboard_error", queue=queue.name))
+            # Of several lines, one could be read as another record.
+            told = printable(str(error))
+            logger.warning(text, model.__name__, told, extra=fields("dashboard_error", queue=queue.name))
             return None
 
     @property

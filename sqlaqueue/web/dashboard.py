@@ -31,6 +31,7 @@ from sqlaqueue.notify_payloads import Heartbeat, Payload, WaitRequest
 from sqlaqueue.postgresql.triggers import channel_of
 from sqlaqueue.sessions import primary_bind
 from sqlaqueue.telemetry.asgi import Receive, Scope, Send, answer_lifespan
+from sqlaqueue.texts import printable
 from sqlaqueue.web import api, errors
 from sqlaqueue.web.actions import (
     act_on_queue,
@@ -528,7 +529,9 @@ class Dashboard:
 
 def _unexpected(error: Exception) -> errors.PageError:
     if isinstance(error, DBAPIError):
-        logger.warning("the dashboard cannot show a page: %s", error.orig, extra=fields("dashboard_error"))
+        # It may repeat a value of several lines, one of which could be read as another record.
+        told = printable(str(error.orig))
+        logger.warning("the dashboard cannot show a page: %s", told, extra=fields("dashboard_error"))
         return errors.ServiceUnavailable(problem_text(error), "Reload the page when the cause is gone.")
     logger.error("the dashboard cannot show a page", exc_info=error, extra=fields("dashboard_error"))
     return errors.PageError("The page could not be made.", "The log of the server has the error.")

@@ -217,6 +217,9 @@ def _value(column: JobColumn, text: str | None, *, is_whole: bool) -> Any:
 
 _PLACES = Places("exports", 4, 2, "Other exports are being made at the moment.")
 
+_EXPORTED_AT_ONCE = 100
+"""How many jobs of an export are in memory. Nobody else is served while they are written, some milliseconds."""
+
 _LONGEST_EXPORT = 300.0
 """Seconds after which an export is broken off, whose browser would keep the place of others."""
 
@@ -262,7 +265,7 @@ class _Export(StreamingResponse):
 
 
 async def _read(context: PageContext, request: ListRequest) -> JobPage:
-    return await context.database.read(read_page, request, _MOST_OF_A_PAGE, _LONGEST)
+    return await context.database.read(read_page, request, _EXPORTED_AT_ONCE, _LONGEST)
 
 
 async def _pages(context: PageContext, page: JobPage) -> AsyncIterator[JobPage]:
@@ -306,12 +309,16 @@ async def _as_csv(pages: AsyncIterator[JobPage]) -> AsyncIterator[str]:
         buffer.truncate()
 
 
-_FORMULA = re.compile("(?:^|[;\t\r\n])(?=[=+@\t\r\uff1d\uff0b\uff0d\uff20-])")
-"""Where a formula begins that a spreadsheet executes: also with a sign of full width, and behind a line break or what
-separates cells in some countries."""
+_SIGNS = ("=", "+", "-", "@", "\t", "\r", "\uff1d", "\uff0b", "\uff0d", "\uff20")
+"""With what a cell starts that a spreadsheet executes; the last ones are of full width."""
+
+_INSIDE = re.compile(rf"[;\t\r\n](?=[{re.escape(''.join(_SIGNS))}])")
+"""Where a cell may start inside of a text: behind a line break, and behind what separates cells in some countries."""
 
 
 def _cell(text: str, column: JobColumn | None = None) -> str:
     """Return a value for a cell, with an apostrophe before what a spreadsheet would execute."""
-    is_number = column is not None and column.kind in {"integer", "number"}
-    return text if is_number else _FORMULA.sub(lambda found: f"{found[0]}'", text)
+    if column is not None and column.kind in {"integer", "number"}:
+        return text
+    text = _INSIDE.sub(lambda found: f"{found[0]}'", text)
+    return f"'{text}" if text.startswith(_SIGNS) else text

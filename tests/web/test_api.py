@@ -148,7 +148,7 @@ async def test_wrong_parameters(client_of: Any, query: str) -> None:
 
 
 def make_pages_small(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(api, "_MOST_OF_A_PAGE", 2)
+    monkeypatch.setattr(api, "_EXPORTED_AT_ONCE", 2)
 
 
 async def exported(client_of: Any, path: str, **options: Any) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import secrets
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Any, get_args
@@ -17,7 +18,7 @@ from sqlaqueue.mapping.mixin import spec_of
 from sqlaqueue.postgresql.side_tables import MOST_OF_AUTHOR, MOST_OF_REASON
 from sqlaqueue.queue.spec import QueueSpec
 from sqlaqueue.web import links
-from sqlaqueue.web.context import NOT_STORED, PageContext, forget_pauses
+from sqlaqueue.web.context import NOT_STORED, ONCE, PageContext, forget_pauses
 from sqlaqueue.web.data import queues as queue_data
 from sqlaqueue.web.data.bulk import (
     BULK_ACTIONS,
@@ -182,9 +183,13 @@ async def enqueue(context: PageContext) -> Response:
 
 
 async def save_enqueued(context: PageContext) -> Response:
-    queue = context.queue
-    context.require("enqueue", queue)
+    context.require("enqueue", context.queue)
     data = await context.form()
+    return await context.once(data, functools.partial(_enqueue, context, data))
+
+
+async def _enqueue(context: PageContext, data: FormData) -> Response:
+    queue = context.queue
     key = links.key_in(context, data.get("key") if data.all("key") else None)
     columns = links.columns_in(context)
     with links.bad_parameters(), context.failures_audited("enqueue", queue, like=key):
@@ -231,6 +236,7 @@ def _page(
         form=form,
         is_changed=is_changed,
         is_copy=is_copy,
+        once=(ONCE, secrets.token_urlsafe(16)),
         field_id=lambda field: f"{_VALUE}{field.name}",
     )
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import time
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -10,6 +11,7 @@ from datetime import UTC, datetime
 from functools import cached_property
 from typing import Any, Generic, Literal, TypeVar
 from urllib.parse import quote, unquote, urlencode
+from weakref import WeakValueDictionary
 
 import anyio
 from anyio.lowlevel import RunVar
@@ -112,6 +114,14 @@ PATHS = {
 Query = Mapping[str, str | int] | Sequence[tuple[str, str | int]]
 
 
+ONCE, _ONCE_FOR = "once", 60.0
+"""The field of a form that is to be carried out once, and the seconds for which its answer is remembered."""
+
+
+class _NoRedirectError(Exception):
+    """A form was refused."""
+
+
 NOT_STORED = ("not_stored", 1)
 """The notice that what was done is missing in the table of the audit."""
 
@@ -178,6 +188,30 @@ class PageContext:
 
     async def form(self) -> FormData:
         return await read_form(self.request)
+
+    async def once(self, form: FormData, carry_out: Callable[[], Awaitable[Response]]) -> Response:
+        """Carry out a form that has the field :data:`ONCE`, and answer the same form with the same redirect.
+
+        Who sends it twice, as by a double click, has it carried out once, if the same process serves both. What was
+        refused is not remembered.
+        """
+        if not form.get(ONCE):
+            return await carry_out()
+        other: list[Response] = []
+
+        async def redirect() -> str:
+            response = await carry_out()
+            if "location" not in response.headers:
+                other.append(response)
+                raise _NoRedirectError
+            return response.headers["location"]
+
+        sent = hashlib.sha256(repr(form.fields).encode()).digest()
+        place = ("once", self.request.url.path, self.reader, sent)
+        try:
+            return self.redirect((await shared_result(self.state, place, _ONCE_FOR, redirect)).value)
+        except _NoRedirectError:
+            return other[0]
 
     def audit(self, action: str, queue: Queue, *, count: int | None = None, **facts: Any) -> None:
         write_audit(self.user, action, queue.name, count=count, **facts)
@@ -392,7 +426,7 @@ def forget_pauses(context: PageContext) -> None:
 
 T = TypeVar("T")
 
-_LOCKS: RunVar[dict[Any, anyio.Lock]] = RunVar("sqlaqueue_dashboard_locks")
+_LOCKS: RunVar[WeakValueDictionary[Any, anyio.Lock]] = RunVar("sqlaqueue_dashboard_locks")
 """Of each event loop, as a lock cannot be used by two."""
 
 
@@ -414,7 +448,8 @@ async def shared_result(
     :param key: all that the result depends on, such as the queues that the user sees.
     """
     results: dict[Any, SharedResult[T]] = state.setdefault("shared_results", {})
-    async with of_this_loop(_LOCKS, dict).setdefault((id(state), key), anyio.Lock()):
+    # A lock lives as long as somebody holds or waits for it.
+    async with of_this_loop(_LOCKS, WeakValueDictionary[Any, anyio.Lock]).setdefault((id(state), key), anyio.Lock()):
         found = results.get(key)
         if found is None or found.until < time.monotonic():
             value = await make()

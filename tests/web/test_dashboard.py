@@ -26,6 +26,7 @@ import sqlaqueue.web
 from sqlaqueue import QueueConfig, QueueMixin, Unique
 from sqlaqueue.exc import StatementError
 from sqlaqueue.web import Access, Dashboard
+from sqlaqueue.web import context as context_module
 from sqlaqueue.web import database as database_module
 from sqlaqueue.web.context import PATHS, shared_result
 from sqlaqueue.web.data.reader import attempt_part
@@ -370,6 +371,19 @@ async def test_an_error_is_not_shared() -> None:
     with pytest.raises(ValueError, match="x"):
         await shared_result(state, "key", 60, make)
     assert (await shared_result(state, "key", 60, make)).value == 5
+
+
+async def test_the_locks_of_shared_results_do_not_stay() -> None:
+    """A form that is carried out once has a key of its own."""
+    state: dict[str, Any] = {}
+
+    async def make() -> int:
+        await asyncio.sleep(0.01)
+        return len(context_module._LOCKS.get())
+
+    found = await asyncio.gather(*(shared_result(state, number % 2, 60, make) for number in range(6)))
+    assert {each.value for each in found} == {2}
+    assert dict(context_module._LOCKS.get()) == {}
 
 
 UNSEEN = "\x1b[2J\u202egpj\u2066x\u200b\ufeff\x9b\u00ad\u2064\u3164\U000e0041"

@@ -1,5 +1,6 @@
 """Enqueue another job like one that is there: its values, what is typed instead, and who may do it."""
 
+import asyncio
 from datetime import UTC, datetime
 from decimal import Decimal
 from typing import Any
@@ -136,3 +137,23 @@ async def test_a_locked_job_can_be_copied(engine: sa.Engine, queues: Queues, cli
         session.execute(sa.select(queues.Email).with_for_update())
         assert (await act(client_of(), "enqueue", key="1")).status_code == 303
     execute(engine, "DELETE FROM email WHERE id = 2")
+
+
+async def test_a_form_that_is_sent_twice_enqueues_one_job(
+    engine: sa.Engine, queues: Queues, client_of: Any, audit: Any
+) -> None:
+    add(engine, queues.Email(recipient="a"))
+    async with client_of() as browser:
+        fields = dict(hidden((await browser.get(PATH)).text))
+        # What was refused is not remembered.
+        assert (await browser.post("/queues/email/actions/enqueue", data=fields | {"v.total": "x"})).status_code == 422
+        twice = [browser.post("/queues/email/actions/enqueue", data=fields | {"v.subject": "x"}) for _ in range(3)]
+        answers = await asyncio.gather(*twice)
+        assert [answer.status_code for answer in answers] == [303] * 3
+        assert len({answer.headers["location"] for answer in answers}) == 1
+        assert [job.id for job in jobs_of(engine, queues.Email)] == [1, 2]
+        assert len(audit()) == 1
+        # The next form is another one, and so is this one with another value.
+        for other in (dict(hidden((await browser.get(PATH)).text)), fields | {"v.subject": "y"}):
+            await browser.post("/queues/email/actions/enqueue", data=other)
+    assert [job.id for job in jobs_of(engine, queues.Email)] == [1, 2, 3, 4]

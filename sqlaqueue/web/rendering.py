@@ -19,7 +19,6 @@ from starlette.datastructures import QueryParams
 
 from sqlaqueue.queue.run import key_text
 from sqlaqueue.texts import split_error
-from sqlaqueue.web.data.job_columns import sendable
 
 _MINUTE, _HOUR, _DAY = 60, 3600, 86400
 SHORT = 200
@@ -172,7 +171,9 @@ def visible(page: str) -> str:
     # Few pages have any, and the longer expression takes milliseconds.
     if _ONE_UNSEEN.search(page) is None:
         return page
-    return sendable(_EXACT_OR_UNSEEN.sub(lambda found: found[1] or _escaped(found[0]), page))
+    shown = _EXACT_OR_UNSEEN.sub(lambda found: found[1] or _escaped(found[0]), page)
+    # A form of JSON may have half a pair of surrogates, which no text in UTF-8 has.
+    return shown.encode("utf-8", "backslashreplace").decode()
 
 
 def visible_json(text: str) -> str:

@@ -164,6 +164,27 @@ async def test_schedules_are_shown_paused_and_run(place: Place) -> None:
         assert ScheduleAdmin(session, queue).get("nightly").run_requested_at is not None
 
 
+async def test_half_a_pair_of_surrogates_hides_no_schedule(place: Place) -> None:
+    """JSON may have one, and no page."""
+    if place.name == "mariadb":
+        pytest.skip("MariaDB stores no such JSON")
+    queue = scheduled_queue()
+    groups = schedule_groups([Schedule("nightly", queue, every=60, values={"note": "x"})], "test")
+    queue.metadata.create_all(place.engine)
+    with Session(place.engine) as session:
+        for group in groups:
+            declare(session, group)
+        session.commit()
+    update = sa.text("""UPDATE sqlaqueue_schedule SET "values" = '{"note": "\\ud800"}'""")
+    with place.engine.begin() as connection:
+        connection.execute(update)
+    async with place.client(queue) as browser:
+        for path in ("/schedules", "/schedules/edit?queue=task&schedule=nightly", "/api/schedules"):
+            response = await browser.get(path)
+            assert response.status_code == 200, path
+            assert "\\ud800" in response.text, path
+
+
 def scheduled_queue() -> Any:
     class Base(DeclarativeBase):
         pass

@@ -243,11 +243,6 @@ def indented(text: str) -> str:
     return "".join(written)
 
 
-def sendable(document: str) -> str:
-    """Return JSON with escapes for halves of surrogate pairs, which JSON may have and no text in UTF-8."""
-    return document.encode("utf-8", "backslashreplace").decode()
-
-
 def parse_exact(text: str) -> Any:
     """Return JSON as Python values; refuse NaN, infinities, and numbers that would be rounded."""
 

@@ -50,7 +50,7 @@ from sqlaqueue.web.data import failures as failed_jobs
 from sqlaqueue.web.data import past
 from sqlaqueue.web.data.engines import pages_of
 from sqlaqueue.web.data.history import History, end_of, has_statistics, newest_minute, read_history
-from sqlaqueue.web.data.job_columns import parse_exact, sendable
+from sqlaqueue.web.data.job_columns import parse_exact
 from sqlaqueue.web.data.reader import Memory, Part, QueueReader, Unavailable, attempt_part
 
 _LOCK_TIMEOUT = "200ms"
@@ -511,7 +511,7 @@ def _form_of(info: ScheduleInfo, is_hidden: IsHidden) -> ScheduleForm:
         "cron": info.cron or "",
         "every": "" if info.every is None else f"{info.every.total_seconds():g}",
         "timezone": info.timezone,
-        "values": sendable(json.dumps(shown, ensure_ascii=False, indent=2)),
+        "values": json.dumps(shown, ensure_ascii=False, indent=2),
         "jitter": f"{info.jitter.total_seconds():g}",
         "catch_up": str(info.catch_up),
         "misfire_grace": "" if grace is None else f"{grace.total_seconds():g}",

@@ -454,6 +454,14 @@
     action();
   });
 
+  // A double click sends a form once; later it may be sent again, as from a page that the reader went back to.
+  document.addEventListener("submit", (event) => {
+    const form = event.target;
+    if (form.method !== "post" || event.defaultPrevented) return;
+    if (Date.now() - (form.sentAt ?? 0) < 2000) event.preventDefault();
+    else form.sentAt = Date.now();
+  });
+
   startLive();
   if (rememberZone() && isLive()) refresh();
   showTimes();

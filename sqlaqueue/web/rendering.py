@@ -10,7 +10,7 @@ from contextvars import ContextVar
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta, tzinfo
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
 import jinja2
@@ -276,12 +276,21 @@ def _is_number(text: str) -> bool:
     return text.isascii() and text.isdigit() and len(text) <= 18  # noqa: PLR2004 - 64 bits
 
 
-def notices_in(query: QueryParams) -> list[str]:
+class Notice(NamedTuple):
+    text: str
+    is_warning: bool
+
+
+_WARNINGS = {"not_stored"}
+
+
+def notices_in(query: QueryParams) -> list[Notice]:
     """Return the notices that a URL names; what is malformed is left out."""
     found = []
     for each in query.getlist("notice")[:_MOST]:
         code, _, number = each.partition(":")
         if code in _TEXTS and _is_number(number):
             singular, plural = _TEXTS[code]
-            found.append((singular if int(number) == 1 else plural).format(f"{int(number):,}"))
+            text = (singular if int(number) == 1 else plural).format(f"{int(number):,}")
+            found.append(Notice(text, code in _WARNINGS))
     return found

@@ -392,7 +392,8 @@ async def test_what_was_done_stays_without_the_table(
     async with client_of(audit=audit_model) as browser:
         page = await follow(browser, await browser.post("/queues/email/actions/cancel", data={"key": "1"}))
         assert "1 job was cancelled." in page.text
-        assert "This could not be written to the table of the audit" in page.text
+        text = "This could not be written to the table of the audit"
+        assert f'<p class="notice notice--warning" role="status">{text}' in page.text
         assert "Show what" not in page.text
         assert (await browser.get("/audit")).status_code == 503
     assert states(engine, queues.Email) == {"1": "cancelled"}

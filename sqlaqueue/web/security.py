@@ -169,7 +169,7 @@ def check_reader(headers: Mapping[str, str]) -> None:
     # Of a frame, which shows nothing of a dashboard, the mode is that of a link as well.
     if headers.get("sec-fetch-mode") != "navigate" or headers.get("sec-fetch-dest", "document") != "document":
         raise Forbidden(
-            "This request was made by a page of another site, so it was not served.", "Open the dashboard itself."
+            "This request was made by a page of another site, so it was not answered.", "Open the dashboard itself."
         )
 
 

@@ -172,7 +172,7 @@ def test_wrong_input(shop: Shop) -> None:
     refused(shop.invoke("web", EMAIL, SQLAQUEUE_URL=None), 2, "the database is missing")
     refused(shop.invoke("web", f"{QUEUES}:both", SQLAQUEUE_URL=None), 2, "several session factories")
     refused(shop.invoke("web", EMAIL, "--host", "0.0.0.0"), 2, "Mount sqlaqueue.web.Dashboard")  # noqa: S104 - what is tested
-    refused(shop.invoke("web", EMAIL, "--host", "ops.example"), 2, "only this machine is served")
+    refused(shop.invoke("web", EMAIL, "--host", "ops.example"), 2, "only this machine has access")
     refused(shop.invoke("web", EMAIL, "--access", f"{MODELS}:Email.id"), 2, "name a function")
     refused(shop.invoke("web", EMAIL, "--access", f"{MODELS}:nothing"), 2, "no attribute nothing")
     refused(shop.invoke("web", EMAIL, "--access", "json:loads", "--read-only"), 2, "give one of the two")

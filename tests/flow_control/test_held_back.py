@@ -54,7 +54,7 @@ def test_a_limit_of_the_queue_and_one_that_lets_nothing_begin(engine: sa.Engine)
         flow_control=[ConcurrencyLimit(1), ConcurrencyLimit("most", per="customer_id")],
     )
     text = explained(engine, job, 1)["limit"]
-    assert text == "The limit of 0 jobs of customer_id 1 is reached; raise it to let jobs begin."
+    assert text == "The limit of 0 jobs of customer_id 1 is reached; raise it to let jobs start."
     set_status(engine, job, "processing", 2)
     assert explained(engine, job, 1)["limit"]
 

@@ -429,7 +429,7 @@ def test_a_thread_that_hangs_with_its_row_locked_blocks_no_other_job(sync_leased
 
     with sync_leased.consumer(work, timeout=0.2, concurrency=2, lease=1, retry=lambda *_: 3600).running() as server:
         wait_until(lambda: sync_leased.states()["completed"] == 6)
-        wait_until(lambda: "cannot be settled" in log.text)
+        wait_until(lambda: "cannot end before its handler" in log.text)
         assert sync_leased.row(slow).status == "processing"
         waits.set()
         wait_until(lambda: server.told("retried") == [slow])

@@ -56,6 +56,8 @@ def _with_signature(found: re.Match[str]) -> str:
     if not rest:
         return f"{marks} `{short}`"
     plain = LINK.sub(r"\1", rest).replace("\\", "")
+    # The registry of prometheus_client has an address in its text.
+    plain = re.sub(r"<[\w.]*?(\w+) object at 0x\w+>", r"\1()", plain)
     if rest.startswith(" "):
         return f"{marks} `{short}`\n\n`{plain.replace('*', '').strip(' :')}`"
     # The builder leaves out the asterisk after which arguments are named.

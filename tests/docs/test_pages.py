@@ -4,6 +4,7 @@ import ast
 import contextlib
 import functools
 import gc
+import importlib
 import inspect
 import itertools
 import re
@@ -107,6 +108,33 @@ def test_the_reference_knows_the_options_of_consumers(consumer: type[object]) ->
     options = [one.replace(annotation=one.empty) for one in inspect.signature(consumer).parameters.values()]
     written = str(inspect.Signature(options))
     assert f".. autoclass:: {consumer.__name__}{written}\n" in (DOCS / "_api" / "consumers.md").read_text()
+
+
+@pytest.mark.once
+@pytest.mark.parametrize("source", sorted(DOCS.glob("_api/*.md")), ids=page_id)
+def test_the_reference_has_the_docstrings_of_today(source: Path) -> None:
+    """If this fails, run ``python docs/_extensions/reference_pages.py``."""
+    page = letters((DOCS / "reference" / source.name).read_text())
+    module, names = "sqlaqueue", []
+    for kind, name in re.findall(r"^\.\. (\w+):: ([\w.]+)", source.read_text(), re.MULTILINE):
+        if kind in {"currentmodule", "module", "automodule"}:
+            module = name
+        if kind in {"autoclass", "autofunction", "autoexception"}:
+            names.append(name if name.startswith("sqlaqueue.") else f"{module}.{name}")
+    assert names
+    # Up to the first role, which the page writes as a link.
+    texts = {name: re.split(r":\w+:`", str(inspect.getdoc(documented(name))).split("\n\n")[0])[0] for name in names}
+    assert [name for name, text in texts.items() if letters(text) not in page] == []
+
+
+def documented(name: str) -> Any:
+    module, _, attribute = name.rpartition(".")
+    return getattr(importlib.import_module(module), attribute)
+
+
+def letters(text: str) -> str:
+    """Return the words without what Markdown and docstrings write in different ways."""
+    return re.sub(r"\W", "", re.sub(r"\]\([^)]*\)", "", text))
 
 
 def in_folder(row: re.Match[str]) -> str:

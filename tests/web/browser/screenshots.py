@@ -6,7 +6,7 @@ The jobs are those of the example, the same each time. Pictures are reduced to a
 import argparse
 from collections.abc import Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 from PIL import Image
 
@@ -27,12 +27,14 @@ class Picture(NamedTuple):
     :param page: the name of the page, or its path.
     :param query: is added to its path.
     :param part: what is shown of it, as a CSS selector; all of it by default.
+    :param scheme: the colours that the reader prefers.
     """
 
     name: str
     page: str
     query: str = ""
     part: str = ""
+    scheme: Literal["light", "dark"] = "light"
 
 
 _LIST = "state%3Dfailed%26columns%3Dcustomer_id%2Cto%2Csubject%2Clast_error%2Cfinished_at"
@@ -40,6 +42,7 @@ _OF_ALL = f"queues/email/confirm?action=requeue&all=1&state=failed&list={_LIST}"
 PICTURES = [
     *(Picture(page, page) for page in ("overview", "queue", "failures", "jobs", "job", "claim", "workers")),
     *(Picture(page, page) for page in ("health", "audit")),
+    Picture("overview-dark", "overview", scheme="dark"),
     Picture("history", "queue", "?span=day", "#history"),
     Picture("search", "search", "%20error:TimeoutError"),
     Picture("confirm", _OF_ALL),
@@ -50,7 +53,7 @@ def write_screenshots(site: Site, folder: Path, pictures: Sequence[Picture] = PI
     written = []
     with running_browser() as browser:
         for picture in pictures:
-            with viewing(browser, site.root, size=WINDOW) as view:
+            with viewing(browser, site.root, size=WINDOW, scheme=picture.scheme) as view:
                 # The first page of a browser learns its time zone.
                 view.open().settle()
                 view.open(PAGES.get(picture.page, picture.page) + picture.query)

@@ -112,10 +112,12 @@ def hold_back(spec: QueueSpec, per: Sequence[str], jobs: Sequence[Key], delay: f
 
 def _hold_back(rate: KeyRate, jobs: Sequence[Key], delay: float) -> sa.Insert:
     spec, table, hashed = rate.spec, rate.spec.side_tables[RATE], rate.of(rate.spec.table)
+    key = hashed.label("key")
     until = later(clock(), sa.literal(timedelta(seconds=delay), Span()))
-    held = sa.select(hashed.label("key")).where(spec.key_in(spec.keys, jobs), hashed.is_not(None)).distinct()
-    # In the order in which claims write them, or the two could wait for each other.
-    keys = held.order_by(hashed).subquery("sqlaqueue_keys")
+    held = sa.select(key).where(spec.key_in(spec.keys, jobs), hashed.is_not(None)).distinct()
+    # In the order in which claims write them, or the two could wait for each other. By name: the key of a rate without
+    # attributes is a number, which ORDER BY would read as a position.
+    keys = held.order_by(key).subquery("sqlaqueue_keys")
     rows = sa.select(sa.literal(spec.name), sa.literal(rate.name), keys.c.key, clock(), until)
     names = ["queue", "rate", "key", "next_at", "throttled_until"]
     # A claim passes a key that is locked. It cannot pass a row that is not committed yet, which it does not see: it

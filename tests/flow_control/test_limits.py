@@ -494,6 +494,22 @@ def test_all_rates_of_the_key_are_held_back_and_no_others(engine: sa.Engine) -> 
     assert customers(claim_and_commit(engine, job)) == [2, None]
 
 
+def test_without_attributes_the_rates_of_the_whole_queue_are_held_back(engine: sa.Engine) -> None:
+    job = create(engine, make_job(flow_control=[RateLimit(100, every=1), RateLimit(9, every=60), PER_CUSTOMER]))
+    insert(engine, job, of_customers(1))
+
+    def handle(session: Session, one: Any) -> None:
+        raise Throttle(600)
+
+    Consumer(job, handle, sessionmaker(engine)).drain()
+    assert len(throttled(engine, job)) == 2
+    insert(engine, job, of_customers(1, 2, None))
+    assert claim_and_commit(engine, job) == []
+    with Session(engine) as session:
+        assert session.get(job, 1).status == "pending"
+        assert session.get(job, 1).attempts == 0
+
+
 @pytest.mark.parametrize("rate", [None, "kind", ("customer_id", "kind")])
 def test_a_rate_that_the_queue_does_not_have_is_an_error_of_the_handler(
     engine: sa.Engine, rate: str | Sequence[str] | None

@@ -31,6 +31,7 @@ from sqlaqueue.consumer.base import ConsumerBase
 from sqlaqueue.consumer.consumer import Consumer, ConsumerGroup
 from sqlaqueue.consumer.context import Health
 from sqlaqueue.consumer.core.signals import signal_handlers
+from sqlaqueue.consumer.sessions import check_shared_pool
 from sqlaqueue.consumer.settings import function_of
 from sqlaqueue.consumer.worker import check_ready
 from sqlaqueue.exc import HandlerNotStopped, SqlaqueueError
@@ -38,6 +39,7 @@ from sqlaqueue.log import JobLogFilter, JSONFormatter, fields, logger
 from sqlaqueue.queue.names import CONTROL
 from sqlaqueue.queue.run import key_text
 from sqlaqueue.queue.spec import QueueSpec
+from sqlaqueue.sessions import primary_bind
 from sqlaqueue.sql.types import check_dialect
 from sqlaqueue.telemetry.asgi import healths_of
 from sqlaqueue.texts import printable
@@ -293,6 +295,7 @@ class WorkerProcess:
                 self._prepare(consumers)
                 self._consumers = consumers
                 with serving_http(self._options.http, self.healths, http_module.of_this_process()):
+                    _check_pools(consumers)
                     _log_worst([(_check_database(consumer), consumer.model) for consumer in consumers])
                     self._on_start()
                     tune_interpreter()
@@ -421,6 +424,22 @@ def _check_database(consumer: ConsumerBase) -> Finding | None:
     target = Target(consumer.queue, consumer.model, consumer)
     with TargetDatabase(consumer.session_factory) as database, command_errors(target.spec):
         return database.run(check, target.spec)
+
+
+def _check_pools(consumers: Sequence[ConsumerBase]) -> None:
+    """Refuse a pool that is too small for the Consumers that share it, as ``run_all()`` does."""
+    sharing: dict[Any, list[ConsumerBase]] = {}
+    for consumer in consumers:
+        session = consumer.session_factory()
+        # A session that has executed nothing has nothing to close.
+        sync: Session = session if isinstance(session, Session) else session.sync_session
+        bind = primary_bind(sync, consumer.settings.spec.mapper)
+        sharing.setdefault(bind, []).append(consumer)
+    with command_errors():
+        for bind, several in sharing.items():
+            # One Consumer checks its pool itself.
+            if isinstance(bind, sa.Engine) and len(several) > 1:
+                check_shared_pool(bind, several, "the Consumers of this process")
 
 
 def _log_worst(findings: Sequence[tuple[Finding | None, type[Any]]]) -> None:

@@ -145,6 +145,13 @@ def test_a_consumer_that_cannot_start_stops_the_others(shop: Shop) -> None:
     assert "Traceback" not in worker.output
 
 
+def test_a_pool_that_is_too_small_for_all_consumers_is_refused(shop: Shop) -> None:
+    worker = shop.start("worker", f"{QUEUES}:make_sharing")
+    assert worker.end() == 2
+    assert "need 4 connections, and its pool allows 3; use create_engine(..., pool_size=4)" in worker.output
+    assert "Traceback" not in worker.output
+
+
 def test_a_batch_handler(shop: Shop) -> None:
     shop.add(*(Email() for _ in range(5)))
     drained(shop, EMAIL, "--handler", f"{MODELS}:send_all", "--batch", "--batch-size", "3")

@@ -58,6 +58,12 @@ def make() -> list[object]:
     return [Consumer(Task, send, sessionmaker(create_engine(URL)), poll_interval=0.05)]
 
 
+def make_sharing() -> list[object]:
+    """Return Consumers of a pool that is large enough for each of them, and too small for both."""
+    sessions = sessionmaker(create_engine(URL, pool_size=3, max_overflow=0))
+    return [Consumer(Task, send, sessions), Consumer(Email, send, sessions)]
+
+
 def make_for(name: str) -> Consumer[Task]:
     raise NotImplementedError(name)
 

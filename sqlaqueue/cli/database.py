@@ -326,7 +326,8 @@ def _no_attribute(where: Any, module: str, name: str) -> str:
 
 def _is_target(found: Any) -> bool:
     if isinstance(found, type):
-        return found is not QueueMixin and issubclass(found, QueueMixin)
+        # The mixins of this package are no queues.
+        return issubclass(found, QueueMixin) and not found.__module__.startswith("sqlaqueue.")
     return _is_consumer(found)
 
 

@@ -156,7 +156,8 @@ def _lines(finding: admin.Finding, printed: set[str], client: str) -> Iterator[s
         printed.add(fix)
         where = client if fix.endswith(";") else "a shell"
         yield f"  {'Or' if number else 'Fix'}, in {where}:"
-        yield from (f"    {line}" for line in fix.splitlines())
+        # SQLAlchemy indents columns with tabs, which would be printed escaped, and psql would read as its command \t.
+        yield from (f"    {line}" for line in fix.expandtabs(4).splitlines())
         if _HANDLER in fix:
             yield f"    # {_HANDLER} is the module and the name of the handler, such as app.tasks:send"
 

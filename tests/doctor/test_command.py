@@ -80,6 +80,14 @@ def test_one_fix_of_two_findings_is_printed_once(patient: Patient) -> None:
     assert "  Fix: as above." in output
 
 
+def test_a_statement_of_several_lines_can_be_copied(patient: Patient) -> None:
+    patient.execute("DROP TABLE sqlaqueue_control")
+    output = doctor(patient, EMAIL, code=1)
+    assert "CREATE TABLE sqlaqueue_control (\n" in output
+    # In psql, \t is a command.
+    assert "\\t" not in output
+
+
 def test_a_finding_about_the_server(patient: Patient, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.undo()
     # The servers of the tests do not wait for a disk.

@@ -274,7 +274,7 @@ def _waits(facts: Facts) -> Iterator[Reason]:
         shown = [f"{wait.awaited.model.__name__} {key_text(key_tuple(key))} is {state}" for key, state in awaited.first]
         more = f", and {others} more" if others else ""
         failed = [state for _, state in awaited.first if state in {"failed", "cancelled"}]
-        fix = "; requeue() of what has failed, and its end, let it run" if failed else ""
+        fix = "; requeue what has failed, and this job runs when that has completed" if failed else ""
         of_all = f" of {awaited.total}" if wait.to_many else ""
         of_all += f", {awaited.failed} have failed," if wait.to_many and awaited.failed else ""
         what = f"{batch} waits for {awaited.number}{of_all} in {wait.name}"

@@ -72,7 +72,10 @@ def test_why_a_chain_waits(engine: sa.Engine) -> None:
         reasons = [reason.text for reason in QueueAdmin(session, node).explain(3).reasons]
         assert reasons == [
             "Node 3 waits for 1 in parent: Node 2 is waiting.",
-            "Node 2 waits for 1 in parent: Node 1 is failed; requeue() of what has failed, and its end, let it run.",
+            (
+                "Node 2 waits for 1 in parent: Node 1 is failed; requeue what has failed, and this job runs when "
+                "that has completed."
+            ),
         ]
 
 

@@ -8,6 +8,7 @@ from datetime import UTC, date, datetime, time, timedelta, timezone
 from decimal import Decimal
 from typing import Any
 
+import httpx
 import pytest
 import sqlalchemy as sa
 from sqlalchemy.dialects import postgresql
@@ -456,10 +457,17 @@ def test_a_doctor_examines_the_queues_on_both(both: sessionmaker[Session], file:
         assert [(each.code, each.queue) for each in found] == [("missing_index", "thumbnail")]
 
 
-def test_a_dashboard_shows_the_queue_on_postgresql(both: sessionmaker[Session]) -> None:
-    Dashboard([Email], both, access=lambda _: Access(read=True))
-    with pytest.raises(ConfigurationError, match="Dashboard reads .* not available on SQLite"):
-        Dashboard([Email, Thumbnail], both, access=lambda _: Access(read=True))
+async def test_a_dashboard_shows_the_queues_on_both(both: sessionmaker[Session]) -> None:
+    with both() as session:
+        session.add_all([Email(), Thumbnail(), Thumbnail()])
+        session.commit()
+    app = Dashboard([Email, Thumbnail], both, access=lambda _: Access(read=True), origins=["http://dashboard"])
+    async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://dashboard") as client:
+        queues = (await client.get("/api/queues")).json()["queues"]
+        assert {each["name"]: each["pending"] for each in queues} == {"email": 1, "thumbnail": 2}
+        for queue in ("email", "thumbnail"):
+            page = await client.get(f"/queues/{queue}")
+            assert (page.status_code, f"<h1>{queue}</h1>" in page.text) == (200, True)
 
 
 def test_a_dashboard_with_an_engine_that_is_configured_later(both: sessionmaker[Session]) -> None:

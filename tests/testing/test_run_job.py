@@ -399,7 +399,7 @@ def test_a_coroutine_function_needs_an_async_session(engine: sa.Engine) -> None:
 
 def test_a_consumer_of_another_queue(session: Session) -> None:
     session.add(LeasedEmail(to="ada@example.com"))
-    with pytest.raises(ConfigurationError, match="it serves HeldEmail, and not these jobs"):
+    with pytest.raises(ConfigurationError, match="it works for HeldEmail, and not for these jobs"):
         drain(session, LeasedEmail, Consumer(HeldEmail, send, Session))
     with pytest.raises(ConfigurationError, match="the Consumer chooses its jobs itself; give the class"):
         drain(session, sa.select(LeasedEmail), Consumer(LeasedEmail, send, Session))

@@ -193,7 +193,7 @@ async def test_schedules_of_all_queues(client_of: Any, change: Any) -> None:
     assert 'datetime="2126-01-02T02:00:00+00:00"' in page
     assert "the secret" in page
     # No process has looked at the other one.
-    assert "not begun" in page
+    assert "not started" in page
 
 
 async def test_states(client_of: Any, change: Any) -> None:

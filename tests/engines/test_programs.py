@@ -19,7 +19,7 @@ from sqlalchemy.schema import CreateIndex, CreateTable
 import sqlaqueue
 from sqlaqueue import Consumer, QueueConfig, QueueMixin, Unique, claim, complete, enqueue, retry
 from sqlaqueue.admin import QueueAdmin, doctor
-from sqlaqueue.exc import ConfigurationError, StatementError
+from sqlaqueue.exc import StatementError
 from sqlaqueue.web import Access, Dashboard
 from tests.engines.conftest import Sessions
 from tests.models import TEXT, make_job

@@ -143,7 +143,7 @@ def test_a_limit(engine: sa.Engine) -> None:
     said = refused(engine, make_job(flow_control=[ConcurrencyLimit(1, per="customer_id")]), {"status": "processing"})
     assert said == (
         "run_job(): Job 2 is blocked. The limit of 1 job of customer_id 1 is reached, held by 1; the end of one lets "
-        "another begin"
+        "another start"
     )
 
 

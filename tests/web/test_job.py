@@ -435,7 +435,7 @@ async def test_ten_megabytes_are_cut(engine: sa.Engine, queues: Queues, client_o
     response = await get(client_of(), "/queues/email/job", key="1")
     assert response.status_code == 200
     assert len(response.text) < 200_000
-    assert "The beginning of 10,000,009 characters" in response.text
+    assert "The start of 10,000,009 characters" in response.text
     response = await get(client_of(), "/queues/email/edit", key="1")
     assert len(response.text) < 100_000
     assert "too large" in response.text
@@ -449,7 +449,7 @@ async def test_a_value_that_is_too_large_to_be_read(engine: sa.Engine, queues: Q
     assert response.status_code == 200
     assert len(response.text) < 200_000
     assert re.search(r"44\d kB as stored, too large to be shown", response.text)
-    assert "The beginning of 38.1 MB" in response.text
+    assert "The start of 38.1 MB" in response.text
     response = await get(client_of(), "/queues/email/jobs", columns="subject,payload")
     assert response.status_code == 200
     assert len(response.text) < 100_000

@@ -17,6 +17,7 @@ from types import FrameType
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 import click
+import sqlalchemy as sa
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
@@ -222,12 +223,25 @@ def _of_database(error: DBAPIError, spec: QueueSpec | None) -> click.ClickExcept
             "Privileges of the documentation"
         )
     if state.startswith(_DATA_EXCEPTION):
+        if spec is not None and _lacks_status(message, spec):
+            return DatabaseError(
+                f"the type of the status column of {spec.model.__name__} lacks a value: {message}; `sqlaqueue doctor` "
+                "prints the ALTER TYPE that adds it"
+            )
         whose = "its column" if spec is None else f"its column of {spec.model.__name__}"
         return InputError(f"a key or another value does not fit the type of {whose}: {message}")
     # Without an SQLSTATE no statement has reached the server.
     if not state or state.startswith(_CONNECTION_REFUSED):
         return DatabaseError(f"the database does not answer: {message}")
     return FailedError(f"the database failed: {message}")
+
+
+def _lacks_status(message: str, spec: QueueSpec) -> bool:
+    """Return whether the server refuses a value of the status column that the model names, not the user."""
+    if not spec.has("status") or not isinstance(spec.columns["status"].type, sa.Enum) or "enum" not in message:
+        return False
+    states = [state for state, value in spec.config.states.items() if value is not None]
+    return any(message.endswith('"' + str(spec.literal(state)).strip("'") + '"') for state in states)
 
 
 def first_line(error: BaseException) -> str:

@@ -367,14 +367,18 @@ def refused_states(connection: sa.Connection, spec: QueueSpec) -> Iterator[Fault
     unknown = [state for state in written if not _is_known(connection, spec, state)]
     by_type = f"the type of the column {spec.columns['status'].name}"
     by_constraints = _by_constraints(connection, spec, [state for state in written if state not in unknown])
-    for state, by, repairs in [*((state, by_type, ()) for state in unknown), *by_constraints]:
+    for state, by, repairs in [
+        # Autogenerate does not compare the values of a type.
+        *((state, by_type, (_add_value(connection, spec, state),)) for state in unknown),
+        *((state, by, (*repairs, MIGRATION)) for state, by, repairs in by_constraints),
+    ]:
         yield Fault(
             "warning" if state == "cancelled" else "critical",
             "refused_status",
             spec.columns["status"].name,
             f"In {spec.table.fullname} {by} refuses the status of {state} jobs.",
             _REFUSED[state],
-            (*repairs, MIGRATION),
+            repairs,
             {"state": state, "by": by},
         )
 
@@ -390,6 +394,12 @@ def _is_known(connection: sa.Connection, spec: QueueSpec, state: str) -> bool:
             raise
         return False
     return True
+
+
+def _add_value(connection: sa.Connection, spec: QueueSpec, state: str) -> str:
+    type_: Any = spec.columns["status"].type.dialect_impl(connection.dialect)
+    dialect: Any = connection.dialect
+    return f"ALTER TYPE {dialect.identifier_preparer.format_type(type_)} ADD VALUE {spec.literal(state)};"
 
 
 def _by_constraints(

@@ -81,14 +81,19 @@ def sqlaqueue_url(sqlaqueue_server_url: str) -> Iterator[str]:
 
 @pytest.fixture(scope="session")
 def sqlaqueue_engine(sqlaqueue_metadata: Any, sqlaqueue_url: str) -> Iterator[sa.Engine]:
-    """An engine of the database, in which the tables of ``sqlaqueue_metadata`` are created."""
+    """An engine of the database, in which the tables of ``sqlaqueue_metadata`` and their schemas are created."""
     import sqlalchemy as sa
 
     engine = sa.create_engine(sqlaqueue_url)
     given: Any = sqlaqueue_metadata if isinstance(sqlaqueue_metadata, list | tuple) else [sqlaqueue_metadata]
     for each in given:
         metadata: sa.MetaData = getattr(each, "metadata", each)
-        metadata.create_all(engine)
+        with engine.begin() as connection:
+            # Only those that are missing: even IF NOT EXISTS needs the privilege to create one.
+            schemas = {table.schema for table in metadata.tables.values() if table.schema is not None}
+            for schema in sorted(schemas - {*sa.inspect(connection).get_schema_names()}):
+                connection.execute(sa.schema.CreateSchema(schema))
+            metadata.create_all(connection)
     yield engine
     engine.dispose()
 

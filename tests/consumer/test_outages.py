@@ -1,6 +1,7 @@
 """Outages of the database, pools of connections, and poolers: no job is lost, and the Consumer goes on."""
 
 import asyncio
+import gc
 import random
 import threading
 import time
@@ -18,6 +19,7 @@ from sqlalchemy.pool import NullPool
 from sqlaqueue import Consumer, cancel, claim, complete
 from sqlaqueue.consumer import pace, worker
 from sqlaqueue.consumer.notifications import polls
+from sqlaqueue.consumer.outcomes import is_disconnected
 from sqlaqueue.exc import ConfigurationError
 from tests.conftest import SERVERS
 from tests.consumer.bench import (
@@ -175,6 +177,18 @@ def test_a_job_that_always_loses_its_connection_fails(bench: Bench, lose: Any) -
     good += bench.enqueue(2)
     bench.consumer(bench.doing({bad: partial(lose, bench)})).drain()
     bench.expect({"completed": 4, "failed": 1}, attempts=dict.fromkeys(good, 1) | {bad: 3}, effects=good)
+
+
+@pytest.mark.once
+@pytest.mark.filterwarnings("ignore:coroutine .* was never awaited:RuntimeWarning")
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+def test_a_relationship_that_a_coroutine_loads_by_reading_it_is_no_lost_connection() -> None:
+    """Its first statement cannot connect, which is a mistake of the handler: the attempt counts."""
+    engine = create_async_engine("postgresql+asyncpg://localhost:1/nowhere").sync_engine
+    with pytest.raises(sa.exc.MissingGreenlet) as raised:
+        engine.connect()
+    assert not is_disconnected(raised.value, gone=False)
+    gc.collect()
 
 
 def test_the_reply_to_a_commit_is_lost(leased: Bench) -> None:

@@ -113,7 +113,9 @@ def test_a_type_that_lacks_a_status(patient: Patient) -> None:
     patient.execute("ALTER TYPE parcel_state RENAME VALUE 'failed' TO 'broken'")
     finding = patient.find("refused_status", Parcel)
     assert finding.summary == "In parcel the type of the column status refuses the status of failed jobs."
-    patient.execute("ALTER TYPE parcel_state RENAME VALUE 'broken' TO 'failed'")
+    assert finding.fixes == ("ALTER TYPE parcel_state ADD VALUE 'failed';",)
+    patient.repair(finding.fixes[0])
+    assert patient.findings(Parcel) == []
     patient.execute("ALTER TABLE parcel ADD CHECK (status <> 'processing')")
     patient.repaired("refused_status", Parcel)
 

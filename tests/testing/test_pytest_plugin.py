@@ -200,6 +200,16 @@ def test_an_embedded_server(project: Project) -> None:
     assert "4 passed" in done.stdout, done.stdout
 
 
+def test_models_in_schemas(project: Project, server: Server) -> None:
+    schema = '    __tablename__ = "email"\n    __table_args__ = {"schema": "Post"}\n'
+    project.write("models.py", MODELS.replace('    __tablename__ = "email"\n', schema))
+    project.add("conftest.py", SERVER.format(url=server.url()) + ASYNCPG)
+    project.write("test_sync.py", SYNC)
+    project.write("test_async.py", ASYNC)
+    done = project.run()
+    assert "8 passed" in done.stdout, done.stdout
+
+
 def test_without_loading_plug_ins_by_their_entry_points(project: Project, server: Server) -> None:
     project.add("conftest.py", SERVER.format(url=server.url()))
     project.write("test_async.py", ASYNC)

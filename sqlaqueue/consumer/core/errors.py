@@ -52,7 +52,8 @@ def is_connect_error(error: BaseException) -> bool:
     ]
     # Other functions of the pool pass statements on.
     connecting = any(module == "sqlalchemy.pool.base" and name in _CONNECTING for module, name in codes)
-    return connecting and not isinstance(error, exc.TimeoutError)
+    # A relationship that a coroutine loads by reading it: the mistake of a handler, before anything is sent.
+    return connecting and not isinstance(error, exc.TimeoutError | exc.MissingGreenlet)
 
 
 def is_conflict(error: BaseException) -> bool:

@@ -190,8 +190,9 @@ def release_waiting(maintenance: Maintenance, now: float) -> Routine:
         if number and not context.stopping:
             context.sizer.record_released(now)
         extra = context.log_fields("jobs_released", count=number)
-        text = "queue %s: released %d jobs that would have waited for its handlers"
-        logger.info(text, context.spec.name, number, extra=extra)
+        jobs = "1 job" if number == 1 else f"{number} jobs"
+        text = "queue %s: released %s that would have waited for a free handler"
+        logger.info(text, context.spec.name, jobs, extra=extra)
         yield from settle_finished(context)
 
 

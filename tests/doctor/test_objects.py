@@ -15,6 +15,7 @@ from sqlalchemy.orm import Mapped, Session, mapped_column
 from sqlaqueue import QueueConfig, QueueMixin
 from sqlaqueue.admin import Finding, QueueAdmin, doctor
 from sqlaqueue.admin.doctor.server import check_altered_objects, check_functions, check_indexes, check_triggers
+from sqlaqueue.cli.output import DatabaseError, command_errors
 from sqlaqueue.mapping.mixin import spec_of
 from sqlaqueue.postgresql.checks_of import checks_of
 from tests.doctor.conftest import Patient, apply, mended, new_role, plain_engine
@@ -114,6 +115,14 @@ def test_a_type_that_lacks_a_status(patient: Patient) -> None:
     finding = patient.find("refused_status", Parcel)
     assert finding.summary == "In parcel the type of the column status refuses the status of failed jobs."
     assert finding.fixes == ("ALTER TYPE parcel_state ADD VALUE 'failed';",)
+    # What a command of the CLI says, which the user has given no value.
+    said = 'the type of the status column of Parcel lacks a value: invalid input value for enum parcel_state: "failed"'
+    with (
+        pytest.raises(DatabaseError, match=re.escape(said)),
+        command_errors(spec_of(Parcel)),
+        Session(patient.engine) as session,
+    ):
+        QueueAdmin(session, Parcel).stats()
     patient.repair(finding.fixes[0])
     assert patient.findings(Parcel) == []
     patient.execute("ALTER TABLE parcel ADD CHECK (status <> 'processing')")

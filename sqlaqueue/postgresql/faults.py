@@ -108,13 +108,15 @@ def table_faults(connection: sa.Connection, spec: QueueSpec) -> Iterator[Fault]:
             {"database": database, "tables": names},
         )
         return
-    for name, create, hint in zip(names, creates, hints, strict=True):
+    for table, name, create, hint in zip(missing, names, creates, hints, strict=True):
         yield Fault(
             "critical",
             "missing_table",
             name,
             f"The table {name} is missing{hint}.",
-            f"{model} cannot be used: jobs are not enqueued, or no Consumer starts.",
+            "No schedule is fired: Consumers with schedules= and Schedulers do not start."
+            if table.name in {SCHEDULE, TICK}
+            else f"{model} cannot be used: jobs are not enqueued, or no Consumer starts.",
             (MIGRATION, create),
             {"table": name},
         )

@@ -10,9 +10,9 @@ from typing import Any
 import psycopg
 import pytest
 import sqlalchemy as sa
-from sqlalchemy.orm import Mapped, Session, mapped_column
+from sqlalchemy.orm import Mapped, Session, mapped_column, sessionmaker
 
-from sqlaqueue import QueueConfig, QueueMixin
+from sqlaqueue import Consumer, QueueConfig, QueueMixin, Schedule
 from sqlaqueue.admin import Finding, QueueAdmin, doctor
 from sqlaqueue.admin.doctor.server import check_altered_objects, check_functions, check_indexes, check_triggers
 from sqlaqueue.cli.output import DatabaseError, command_errors
@@ -34,6 +34,27 @@ def test_missing_tables_end_the_examination_of_a_queue(patient: Patient) -> None
         assert finding.facts["table"] in finding.summary
         patient.repair(finding.fixes[1])
     assert patient.findings(Email, Letter) == []
+
+
+def test_missing_tables_of_schedules_do_not_keep_jobs_from_running(patient: Patient) -> None:
+    base = new_base()
+
+    class Parcel(QueueMixin, base):
+        __tablename__ = "parcel"
+        id: Mapped[int] = mapped_column(primary_key=True)
+
+    Schedule("hourly", Parcel, every=3600)
+    base.metadata.create_all(patient.engine)
+    patient.execute("DROP TABLE sqlaqueue_schedule, sqlaqueue_tick")
+    found = patient.findings(Parcel)
+    assert {each.facts["table"] for each in found} == {"sqlaqueue_schedule", "sqlaqueue_tick"}
+    assert {each.consequence for each in found} == {
+        "No schedule is fired: Consumers with schedules= and Schedulers do not start."
+    }
+    with Session(patient.engine) as session:
+        session.add(Parcel())
+        session.commit()
+    assert Consumer(Parcel, lambda session, parcel: None, sessionmaker(patient.engine)).drain() == 1
 
 
 def test_a_table_in_another_schema(patient: Patient) -> None:

@@ -327,7 +327,7 @@ def test_a_missing_table(patient: Patient) -> None:
 def test_a_database_without_any_table(patient: Patient) -> None:
     Base.metadata.drop_all(patient.engine)
     finding = patient.find("missing_table", Plain)
-    assert finding.summary.startswith(f"The database {patient.engine.url.database} has none of the tables")
+    assert finding.summary.startswith(f"The database {patient.engine.url.database} has no table of this queue")
     assert "create_all(engine)" in finding.consequence
     # SQL would leave out the trigger of the table of schedules.
     assert [fix for fix in finding.fixes if not fix.startswith("alembic")] == []

@@ -267,7 +267,7 @@ def test_the_recipe_adds_what_the_model_needs(
 @pytest.mark.once
 def test_no_recipe_is_forgotten() -> None:
     pages = {page.stem for page in (ROOT / "docs" / "recipes").glob("*.md")}
-    assert pages == {*RECIPES, "errors-and-logs", "web-servers"}
+    assert pages == {*RECIPES, "errors-and-logs", "flask", "web-servers"}
 
 
 # -- the recipe for web servers, run as it is written: a real server starts, does a job and ends in order ----------

@@ -17,22 +17,15 @@ from sqlaqueue.admin import QueueAdmin
 from sqlaqueue.cli import main
 from sqlaqueue.consumer import pace
 from sqlaqueue.consumer.maintenance.handlers_running import _take_in_steps
-from sqlaqueue.exc import ConfigurationError
 from sqlaqueue.mapping.mixin import spec_of
 from sqlaqueue.postgresql.checks_of import checks_of
 from sqlaqueue.testing import crash, drain, enqueued, run_job, travel
-from sqlaqueue.web import Access, Dashboard
 from tests.cli.conftest import fill, sqlaqueue
 from tests.models import add, new_base
 from tests.programs import wait_until
 from tests.sqlite.models import Email, Hourly, Measured, Order, SQLiteBench, do_nothing, made
 
 pytestmark = pytest.mark.once
-
-
-def test_what_reads_the_catalogs_of_postgresql_is_refused(sessions: sessionmaker[Session]) -> None:
-    with pytest.raises(ConfigurationError, match="Dashboard reads .* not available on SQLite"):
-        Dashboard([Email], sessions, access=lambda _: Access(read=True))
 
 
 def test_an_application_tests_its_jobs_in_memory() -> None:
@@ -316,12 +309,6 @@ def test_workers_run_jobs_and_operators_look_at_them(url: str) -> None:
         # No worker is there, which `health` reports.
         assert shown.exit_code == (1 if command == "health" else 0), (command, shown.output)
     assert "pending" in run("why", EMAIL, "1", "--url", url).stdout
-
-
-def test_commands_of_postgresql_are_refused(url: str) -> None:
-    result = run("web", EMAIL, "--url", url)
-    assert result.exit_code != 0
-    assert "not available on SQLite" in result.stderr
 
 
 def test_workers_refuse_an_option_before_they_ask_for_its_table(url: str) -> None:

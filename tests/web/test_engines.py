@@ -252,7 +252,7 @@ def test_what_only_postgresql_can_tell_is_left_out_with_a_line(place: Place) -> 
     title = {"sqlite": "SQLite", "mariadb": "MariaDB"}[place.name]
     text = place.text("/queues/email/claim")
     assert f"The claim is measured on PostgreSQL only. Health says what is wrong with the indexes on {title}." in text
-    assert f"Sizes and dead rows are statistics of PostgreSQL, so there are none for {title}." in text
+    assert f"Sizes and dead rows are statistics of PostgreSQL, which {title} does not have." in text
     assert f"This is read from the catalogs of PostgreSQL. Health says what is wrong with {title}." in text
     assert "Measure again" not in text
 

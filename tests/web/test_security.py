@@ -115,7 +115,7 @@ async def test_a_page_of_another_site_does_not_export_in_the_name_of_a_user(
     async with httpx.AsyncClient(transport=httpx.ASGITransport(app=dashboard), base_url=OWN) as browser:
         for path in ("/", "/search?q=5", "/queues/email/jobs.csv", "/api/queues"):
             assert (await browser.get(path, headers=elsewhere)).status_code == 403
-        assert caplog.records == []
+        assert [each for each in caplog.records if each.name.startswith("sqlaqueue")] == []
         assert (await browser.get("/queues/email/jobs.csv")).status_code == 200
 
 
@@ -364,7 +364,7 @@ async def test_a_click_on_a_page_of_another_site_is_told_apart(guard: Guard) -> 
     async with guard.browser() as browser:
         answer = await browser.get("/queues/email", headers=elsewhere)
     assert answer.status_code == 401
-    assert '<a href="">Go on</a>' in answer.text
+    assert '<a href="">Continue</a>' in answer.text
     assert "refresh" not in answer.text, "it would load itself for ever"
     assert guard.announced == [], "a page of any site can ask"
 

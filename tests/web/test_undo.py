@@ -569,7 +569,7 @@ async def test_a_pause_is_undone_unless_it_is_another_one_by_now(
             QueueAdmin(session, queues.Email).pause(reason="another")
         # The pages tell the pause at most ten seconds later, the action at once.
         page = await browser.get(str(page.url))
-        assert "is not paused since then any more" in page.text
+        assert "was resumed since then" in page.text
         (number,) = parse_qs(page.url.query.decode())["id"]
         page = await follow(browser, await browser.post("/queues/email/actions/undo", data={"id": number}))
         assert "nothing was changed" in page.text

@@ -120,7 +120,7 @@ async def test_the_page_of_a_queue_names_all_that_blocks_it(client_of: Any, engi
     assert 'href="../queues/email/confirm?action=cancel&key=8"' in blockers
     heartbeat(engine, "web:3")
     blockers = part_of(await page_of(client_of(), "queues/email"), "blockers")
-    assert "The claims of 2 of 3 Consumers fail; the others run the jobs." in blockers
+    assert "The claims of 2 of 3 Consumers fail; the other Consumers run the jobs." in blockers
     assert part_of(await page_of(client_of(), "queues/invoice"), "blockers") == ""
 
 

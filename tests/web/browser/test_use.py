@@ -467,7 +467,7 @@ def test_links_work_on_pages_of_other_sites(
         view.page.goto(elsewhere)
         view.page.get_by_role("link", name="health").click()
         assert "clicked on a page of another site" in view.text()
-        view.page.get_by_role("link", name="Go on").click()
+        view.page.get_by_role("link", name="Continue").click()
         view.page.get_by_role("heading", name="Health", exact=True).wait_for()
     assert app.links == []
 

@@ -342,6 +342,15 @@ def awaited_jobs(wait: WaitRelation) -> tuple[sa.FromClause, list[sa.ColumnEleme
     return other, [*(other.c[there.key] == here for here, there in wait.pairs), counts]
 
 
+def behind_failed(wait: WaitRelation) -> AnySelect:
+    """Return a SELECT of the keys of jobs that wait for one that has failed or was cancelled."""
+    other, spec = wait.awaited_rows, wait.awaited
+    status = other.c[spec.columns["status"].key]
+    failed = [each for each in ("failed", "cancelled") if getattr(spec.config.states, each) is not None]
+    conditions = [*(other.c[there.key] == here for here, there in wait.pairs), status.in_(map(spec.literal, failed))]
+    return sa.select(*wait.waiting.keys).where(wait.waiting.in_state("waiting"), sa.exists().where(*conditions))
+
+
 def counted(wait: WaitRelation) -> sa.ColumnElement[Any]:
     """Return how many jobs a job waits for by a relationship, read from their states."""
     other, conditions = awaited_jobs(wait)

@@ -98,6 +98,22 @@ def test_the_doctor_compares_the_counts(engine: sa.Engine) -> None:
         assert "disabled_trigger" in {each.code for each in doctor(session, batch, member)}
 
 
+def test_the_doctor_finds_jobs_behind_a_failed_one(engine: sa.Engine) -> None:
+    (node,) = _make(engine, make_tree(to_many=False))
+    with Session(engine) as session:
+        session.add_all([node(id=1), node(id=2, parent_id=1), node(id=3, parent_id=2), node(id=4)])
+        session.commit()
+        assert "waits_for_failed" not in {each.code for each in doctor(session, node, deep=True)}
+        session.execute(fail(session.scalars(claim(node, 1)).all(), error="no"))
+        session.commit()
+        (found,) = (each for each in doctor(session, node, deep=True) if each.code == "waits_for_failed")
+        assert (found.severity, found.facts) == ("warning", {"jobs": 1, "relationship": "parent"})
+        assert found.fixes[0].endswith("--state failed")
+        session.execute(requeue(node))
+        session.commit()
+        assert "waits_for_failed" not in {each.code for each in doctor(session, node, deep=True)}
+
+
 def test_the_doctor_asks_for_no_index_of_another_database(engine: sa.Engine) -> None:
     batch, member = make_batch()
     # Where the class has an index of its foreign key, only SQLite needs one with the state as well.

@@ -47,7 +47,7 @@ from sqlaqueue.postgresql.faults_of_indexes import index_faults
 from sqlaqueue.postgresql.plans import disabled_plans, on_shards, whole_reads
 from sqlaqueue.postgresql.side_tables import PAUSE, is_of_live_consumer
 from sqlaqueue.postgresql.triggers import wakes
-from sqlaqueue.postgresql.waits import miscounted
+from sqlaqueue.postgresql.waits import behind_failed, miscounted
 from sqlaqueue.queue.names import CONSUMERS, CONTROL, CRASH_JOURNAL
 from sqlaqueue.queue.options import STATES
 from sqlaqueue.queue.retry_policies import seconds
@@ -513,7 +513,7 @@ def _messages_without(examination: Examination, spec: QueueSpec, messages: Messa
 
 
 def check_waiting(examination: Examination) -> Iterator[Finding]:
-    """Find jobs whose count of awaited jobs is wrong; if asked, as it reads all that they wait for."""
+    """Find jobs whose count is wrong, and those that wait for failed ones; if asked, as it reads what they wait for."""
     for spec in examination.specs if examination.deep else []:
         if not spec.waits:
             continue
@@ -528,6 +528,18 @@ def check_waiting(examination: Examination) -> Iterator[Finding]:
                 fixes=(f"sqlaqueue reconcile {target_of(spec)}",),
                 facts={"jobs": number},
             )
+        for wait in spec.waits:
+            number = counted(examination.connection, behind_failed(wait)) if wait.on_failure == "block" else 0
+            if number:
+                yield Finding(
+                    severity="warning",
+                    code="waits_for_failed",
+                    queue=spec.name,
+                    summary=f"{number_text(number, 'job')} of {spec.table.fullname}: the {wait.name} has failed.",
+                    consequence="They wait until it is requeued and has completed, and no Consumer runs them.",
+                    fixes=(f"sqlaqueue requeue {target_of(wait.awaited)} --state failed",),
+                    facts={"jobs": number, "relationship": wait.name},
+                )
 
 
 def check_status_values(examination: Examination) -> Iterator[Finding]:

@@ -211,7 +211,7 @@ def test_notify_without_execute(roles: Roles) -> None:
 
 @pytest.mark.parametrize("kind", ["update_status"])
 def test_the_role_that_pauses_and_cancels(roles: Roles) -> None:
-    roles.execute(*of_page("`pause()` and `resume()`:"))
+    roles.execute(*of_page("For `pause()` and `resume()`:"))
     roles.grant_web()
     enqueue(roles)
     with Session(roles.engine("operator")) as session:
@@ -221,7 +221,7 @@ def test_the_role_that_pauses_and_cancels(roles: Roles) -> None:
         with pytest.raises(ProgrammingError, match="permission denied"):
             session.execute(cancel(roles.Job))
         session.rollback()
-        roles.execute(*of_page("`cancel()`, `requeue()` and `purge()` too:"))
+        roles.execute(*of_page("For `cancel()`, `requeue()` and `purge()`, grant in addition:"))
         assert session.scalars(cancel(roles.Job)).all() == [1]
         assert session.scalars(requeue(roles.Job)).all() == [1]
         assert session.scalars(cancel(roles.Job)).all() == [1]

@@ -1,7 +1,7 @@
 """In which order a claim under flow control visits the jobs: group by group, until it has enough.
 
 A group is a part of the pending jobs that one scan of an index reads in order. The groups of one priority come before
-those of the next one. Where keys alternate, each turn is a group, and the turns begin behind the last one that this
+those of the next one. Where keys take turns, each turn is a group, and the turns begin behind the last one that this
 process has seen (:class:`Turns`); once each key had its turn, a second cycle takes what is left.
 
 The first group of a turn is its *window*: its first due jobs, whatever their keys. If jobs that are held back fill the
@@ -52,7 +52,7 @@ class Turns:
 
     def __init__(self, spec: QueueSpec) -> None:
         flow = flow_control(spec)
-        assert flow is not None and flow.turn is not None  # noqa: S101, PT018 - only made where keys alternate
+        assert flow is not None and flow.turn is not None  # noqa: S101, PT018 - only made where keys take turns
         self._columns = {column.key: spec.mapper.get_property_by_column(column).key for column in flow.turn.columns}
         self._priority = spec.attributes.get("priority")
         self._last: dict[Any, tuple[tuple[Any, ...], int]] = {}
@@ -87,7 +87,7 @@ _turns: WeakKeyDictionary[QueueSpec, Turns] = WeakKeyDictionary()
 
 
 def turns_of(spec: QueueSpec) -> Turns:
-    """Return the turns of a queue whose keys alternate."""
+    """Return the turns of a queue whose keys take turns."""
     known = _turns.get(spec)
     if known is None:
         known = _turns.setdefault(spec, Turns(spec))
@@ -190,7 +190,7 @@ class Groups:
 
     def turn_size(self, level: sa.ColumnElement[Any], turn: sa.ColumnElement[int]) -> sa.ColumnElement[int]:
         """Return how many jobs one turn of a key has."""
-        assert self.turn is not None  # noqa: S101 - only asked for where keys alternate
+        assert self.turn is not None  # noqa: S101 - only asked for where keys take turns
         weight = self.turn.weight
         if isinstance(self.turn.config.weight, int):
             return weight
@@ -201,14 +201,14 @@ class Groups:
 
     def start(self, level: sa.ColumnElement[Any]) -> sa.ColumnElement[int]:
         """Return the hash at which the turns of a level begin."""
-        assert self.given is not None  # noqa: S101 - only asked for where keys alternate
+        assert self.given is not None  # noqa: S101 - only asked for where keys take turns
         known: Any = sa.select(self.given.c.start).where(self.given.c.level == level).limit(_ONE)
         known = known.correlate_except(self.given).scalar_subquery()
         return sa.func.coalesce(known, _LEAST, type_=sa.BigInteger())
 
     def taken(self, level: sa.ColumnElement[Any], turn: sa.ColumnElement[int]) -> sa.ColumnElement[int]:
         """Return how many jobs the turn of a key has had already."""
-        assert self.given is not None  # noqa: S101 - only asked for where keys alternate
+        assert self.given is not None  # noqa: S101 - only asked for where keys take turns
         known = self.given.c
         had: Any = sa.select(known.taken).where(known.level == level, known.start == turn).limit(_ONE)
         had = had.correlate_except(self.given).scalar_subquery()

@@ -108,7 +108,7 @@ def test_the_doctor_finds_jobs_behind_a_failed_one(engine: sa.Engine) -> None:
         session.commit()
         (found,) = (each for each in doctor(session, node, deep=True) if each.code == "waits_for_failed")
         assert (found.severity, found.facts) == ("warning", {"jobs": 1, "relationship": "parent"})
-        assert found.fixes[0].endswith("--state failed")
+        assert found.fixes[0].endswith("--state failed --state cancelled")
         session.execute(requeue(node))
         session.commit()
         assert "waits_for_failed" not in {each.code for each in doctor(session, node, deep=True)}

@@ -535,9 +535,13 @@ def check_waiting(examination: Examination) -> Iterator[Finding]:
                     severity="warning",
                     code="waits_for_failed",
                     queue=spec.name,
-                    summary=f"{number_text(number, 'job')} of {spec.table.fullname}: the {wait.name} has failed.",
-                    consequence="They wait until it is requeued and has completed, and no Consumer runs them.",
-                    fixes=(f"sqlaqueue requeue {target_of(wait.awaited)} --state failed",),
+                    summary=(
+                        f"{number_text(number, 'job')} of {spec.table.fullname} behind jobs in {wait.name} that have "
+                        "failed or were cancelled."
+                    ),
+                    consequence="No Consumer runs them until those are requeued and have completed.",
+                    # Which ones to requeue is for people to say: the list may have failed jobs that nothing waits for.
+                    fixes=(f"sqlaqueue jobs {target_of(wait.awaited)} --state failed --state cancelled",),
                     facts={"jobs": number, "relationship": wait.name},
                 )
 

@@ -25,6 +25,7 @@ from sqlaqueue.flow_control.keys import flow_control
 from sqlaqueue.mapping.runs import record_run, run_of, runs_of
 from sqlaqueue.postgresql.claim_scan import cursor_at, cursor_from
 from sqlaqueue.queue.run import Key
+from sqlaqueue.sql.engine import engine_of
 
 _CONTENDED = 0.002, 0.01
 """Seconds until the next claim when another transaction had locked a key: as long as a claim takes, and not the same
@@ -574,8 +575,10 @@ class Claimer:
             jobs = self._execute(session, statements.claim_quarantined, others)
             self._run_alone(jobs)
         waits = bool(jobs)
-        if not jobs and statements.quarantined_wait is not None:
-            # One that flow control has held back is to be looked for again, when a run has ended.
+        locks_others = engine_of(session.connection(bind_arguments=self._bind).dialect) is not None
+        if not jobs and (locks_others or statements.limits_keys):
+            # One that flow control has held back is to be looked for again, when a run has ended. In MariaDB another
+            # claim may have locked it for a moment, as it locks each row that it reads.
             waits = bool(session.execute(statements.quarantined_wait, others, bind_arguments=self._bind).scalar_one())
         return jobs, waits
 

@@ -223,8 +223,13 @@ class ConsumerStatements:
 
     @cached_property
     def quarantined_wait(self) -> Any:
-        """Tells whether a quarantined job is pending; None without flow control, which may hold it back."""
-        return _pending_exists(self._spec, self._marked) if self._flow is not None and self.marks_rows else None
+        """Tells whether a quarantined job is pending, that a claim may have passed over."""
+        return _pending_exists(self._spec, self._marked)
+
+    @property
+    def limits_keys(self) -> bool:
+        """Whether flow control may hold a job back."""
+        return self._flow is not None
 
     @cached_property
     def held_back(self) -> Any:

@@ -52,8 +52,10 @@ GROUPS = 4
 CLOSING = 5.0
 """Seconds in which threads that a test has stopped close their connections."""
 
-TWO_STRATEGIES = tuple(f"tests/{folder}/" for folder in ("consumer", "faults", "flow_control", "strategies"))
-"""The folders whose code has cases for strategies."""
+ALL_IN_ALL = "tests/conformance/"
+"""The folder whose tests run with all values of all parameters."""
+
+APIS = {"sync", "async"}
 
 SECONDS = "sqlaqueue/seconds"
 """Where pytest's cache has the seconds that each test has taken."""
@@ -169,10 +171,11 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 @pytest.hookimpl(specname="pytest_collection_modifyitems")
 def pytest_leave_out_what_is_alike(items: list[pytest.Item]) -> None:
-    """Leave to `full` what repeats values: by default a test meets each value of each parameter, but one strategy.
+    """Leave to `full` what repeats values: a test meets each value of each parameter, but one strategy and one API.
 
-    Tests of what differs from strategy to strategy meet two. Which ones differs from test to test, so that all tests
-    together meet all. The conformance suite and tests that are marked ``every_combination`` run with all.
+    Which ones differs from test to test, so that all tests together meet all. The tests of faults meet two strategies
+    and both APIs. The conformance suite and tests that are marked ``every_combination`` run with all, and those that
+    are marked ``few(n)`` with n combinations.
     """
     variants: dict[str, list[pytest.Function]] = {}
     for item in items:
@@ -181,13 +184,15 @@ def pytest_leave_out_what_is_alike(items: list[pytest.Item]) -> None:
             assert isinstance(item, pytest.Function)
             variants.setdefault(item.nodeid.partition("[")[0], []).append(item)
     for name, alike in variants.items():
-        if len(alike) == 1 or name.startswith("tests/conformance/") or alike[0].get_closest_marker("every_combination"):
+        if len(alike) == 1 or name.startswith(ALL_IN_ALL) or alike[0].get_closest_marker("every_combination"):
             continue
         left = {item: values_of(item) for item in sorted(alike, key=number_of)}
-        in_turn, met = strategies_in_turn(name, alike), set[Hashable]()
+        in_turn, met = chosen_in_turn(name, alike), set[Hashable]()
+        few = alike[0].get_closest_marker("few")
+        least = 0 if few is None else max(0, len(left) - few.args[0])
         while news := {item: len(left[item] - met) for item in left if item in in_turn}:
             best = max(news, key=lambda item: news[item])
-            if not news[best]:
+            if not news[best] or len(left) <= least:
                 break
             met |= left.pop(best)
         for item in left:
@@ -208,16 +213,18 @@ def values_of(item: pytest.Function) -> set[Hashable]:
     return {(*axis, *(id(item.callspec.params.get(name)) for name in axis)) for axis in axes_of(item)}
 
 
-def strategies_in_turn(name: str, alike: list[pytest.Function]) -> set[pytest.Function]:
-    """Return the variants of a test with the strategies that it meets by default."""
-    found, number = {*alike}, 2 if name.startswith(TWO_STRATEGIES) else 1
-    # A pair of strategies is a case.
-    for parameter in (axis[0] for axis in axes_of(alike[0]) if len(axis) == 1):
-        strategies = {str(item.callspec.params.get(parameter)) for item in alike}
-        if strategies <= {*KINDS}:
-            chosen = sorted(strategies, key=lambda strategy: zlib.crc32(f"{name} {strategy}".encode()))[:number]
-            found = {item for item in found if item.callspec.params[parameter] in chosen}
-    assert found, f"{name}: no combination has these strategies"
+def chosen_in_turn(name: str, alike: list[pytest.Function]) -> set[pytest.Function]:
+    """Return the variants of a test with the strategies and the API that it meets by default."""
+    found, number = {*alike}, 2 if name.startswith("tests/faults/") else 1
+    for axis in axes_of(alike[0]):
+        # A pair of strategies is a case; a driver that goes with an API is not.
+        if len(axis) > 1 and axis[0] != "api":
+            continue
+        values = {str(item.callspec.params.get(axis[0])) for item in alike}
+        if values <= {*KINDS} or values <= APIS:
+            chosen = sorted(values, key=lambda value: zlib.crc32(f"{name} {value}".encode()))[:number]
+            # Not each strategy is tested with each API.
+            found = {item for item in found if str(item.callspec.params.get(axis[0])) in chosen} or found
     return found
 
 

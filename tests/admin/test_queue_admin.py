@@ -440,10 +440,10 @@ def test_which_jobs_are_changed(
 Job = make_job()
 
 
+@pytest.mark.few(6)
 @pytest.mark.parametrize(("method", "status"), [("cancel", "pending"), ("requeue", "failed"), ("purge", "failed")])
 @pytest.mark.parametrize(("size", "number"), [(1, 3), (2, 2), (3, 1)])
 @pytest.mark.parametrize("given", ["all", "instances"])
-@pytest.mark.every_combination
 def test_each_batch_is_committed(
     engine: sa.Engine, session: Session, method: str, status: str, size: int, number: int, given: str
 ) -> None:

@@ -223,6 +223,7 @@ def test_a_function_of_an_older_version_is_replaced(make: Any, engine: sa.Engine
 # -- changes by hand ---------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.few(5)
 @pytest.mark.parametrize(
     "change",
     [
@@ -355,6 +356,7 @@ def cells() -> Iterator[Any]:
             yield pytest.param(name, strategy, id=f"{name}-{strategy}", marks=marks)
 
 
+@pytest.mark.few(15)
 @pytest.mark.parametrize(("name", "strategy"), [*cells()])
 def test_a_migration_makes_the_schema_of_create_all(
     tidy: TidyDatabase, tmp_path: Path, name: str, strategy: str

@@ -102,6 +102,7 @@ TABLE = """__tablename__ = "email"
     __table_args__ = {"schema": "Post"}"""
 
 
+@pytest.mark.few(1)
 def test_the_page_on_migrations(database: Database, tmp_path: Path) -> None:
     """Its blocks are run in order: files, commands, and diffs of files."""
     shell = Shell(tmp_path / "project", database)

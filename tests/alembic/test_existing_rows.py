@@ -190,6 +190,7 @@ def test_existing_rows_are_purged_only_after_finished_at_is_set(project: Project
 # -- a queue gets another strategy by a migration; pending and running jobs remain jobs --------------------------------
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     ("old", "new"),
     [

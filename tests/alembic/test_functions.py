@@ -62,6 +62,7 @@ def test_the_migration_contains_it(database: Database, tmp_path: Path) -> None:
     assert f"op.drop_queue_function('{NAME}', arguments='{ARGUMENTS}')" in text
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize(
     "changes",
     [
@@ -106,6 +107,7 @@ def test_it_is_added_and_removed(database: Database, make: Any, caplog: pytest.L
     assert f"Detected removed function '{NAME}'" in caplog.text
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize(
     ("change", "said"),
     [
@@ -164,6 +166,7 @@ def test_functions_of_others_stay(database: Database, make: Any, engine: sa.Engi
     project.check()
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("theirs", ["orders_archive", "big_orders", "o" * 60, "orders" + "s" * 42])
 def test_functions_of_tables_that_the_filters_leave_out_stay(
     database: Database, make: Any, engine: sa.Engine, theirs: str
@@ -296,6 +299,7 @@ for held in ("batch_select", "delete_returning"):
 THOROUGH = {"a limit", "turns", "another key", "nothing, batch_select", "everything, delete_returning"}
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize(
     "change", [pytest.param(each, marks=pytest.mark.thorough) if each in THOROUGH else each for each in CHANGES]
 )

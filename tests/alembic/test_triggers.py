@@ -295,6 +295,7 @@ def test_the_version_is_in_the_comment(engine: sa.Engine) -> None:
         assert connection.scalar(query) == f"sqlaqueue, version {MESSAGE_VERSION}"
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize(
     ("change", "said"),
     [

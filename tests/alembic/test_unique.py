@@ -43,6 +43,7 @@ CHANGES = {
 THOROUGH = {"one more attribute", "no period", "distinct nulls"}
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize(
     "change", [pytest.param(each, marks=pytest.mark.thorough) if each in THOROUGH else each for each in CHANGES]
 )
@@ -84,6 +85,7 @@ BY_HAND = {
 }
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("index", BY_HAND)
 def test_an_index_made_by_hand_is_replaced(database: Database, make: Any, engine: sa.Engine, index: str) -> None:
     """And restored by the downgrade."""
@@ -254,6 +256,7 @@ CONFIGURATIONS = {
 THOROUGH_DUPLICATES = {"one attribute", "only pending", "a period"}
 
 
+@pytest.mark.few(1)
 @live_or_not
 @pytest.mark.parametrize(
     "configuration",

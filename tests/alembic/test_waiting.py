@@ -58,6 +58,7 @@ def test_a_new_queue_has_all_of_it(database: Database, make: Any, kind: str) -> 
     assert dump(database) == empty
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("kind", WAITS)
 def test_it_is_added_and_removed(database: Database, make: Any, kind: str) -> None:
     plain, _ = models(kind, waits=False)
@@ -85,6 +86,7 @@ def test_jobs_wait_after_a_migration(make: Any, engine: sa.Engine) -> None:
         assert batch.status == "pending"
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("kind", WAITS)
 def test_existing_jobs_wait_and_become_pending_again(make: Any, engine: sa.Engine, kind: str) -> None:
     plain, other = models(kind, waits=False)

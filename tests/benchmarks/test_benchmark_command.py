@@ -44,6 +44,7 @@ def test_the_database_is_unchanged(database: Database) -> None:
     assert result.picked_up_within(0.5) == result.picked_up[1]
 
 
+@pytest.mark.thorough
 def test_an_empty_database_is_enough(database: Database) -> None:
     before = contents(database)
     result = CliRunner().invoke(
@@ -61,6 +62,7 @@ def test_an_engine_is_refused(server: Server) -> None:
         run_benchmark(engine)
 
 
+@pytest.mark.thorough
 def test_the_schema_is_dropped_when_a_worker_fails(database: Database) -> None:
     before = contents(database)
     with pytest.raises(BenchmarkError, match="a worker process failed"):

@@ -336,6 +336,7 @@ def test_jobs_that_a_load_starts_count_as_running(database: Database) -> None:
 CASES = [pytest.param(*found, id=found[0]) for found in cases(20) if "4 processes" not in found[0]]
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(("name", "case"), CASES)
 def test_both_sides_are_measured(name: str, case: partial[float]) -> None:
     found = medians(case, [partial(file, side, "NORMAL") for side in (RawSqlite, LibrarySqlite)], 1)
@@ -347,6 +348,7 @@ def test_both_sides_are_measured(name: str, case: partial[float]) -> None:
 # -- the measurement of an attempt history runs, and what does not depend on the machine stays within bounds -------
 
 
+@pytest.mark.thorough
 def test_the_costs_of_a_history() -> None:
     case = history.CASES[0]
     with bench_server(durable=False, more="autovacuum = off") as server:
@@ -359,6 +361,7 @@ def test_the_costs_of_a_history() -> None:
 # -- the workloads that run in this process ------------------------------------------------------------------------
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     ("workload", "system"), [("writing", "by hand"), ("writing", "update_status"), ("commits", "no Consumer")]
 )

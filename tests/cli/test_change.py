@@ -320,6 +320,7 @@ def on_terminal(shop: Shop, *arguments: str) -> tuple[str, str]:
     return shown.decode().removesuffix("end"), done.stdout
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     ("command", "status"), [("requeue", "failed"), ("cancel", "pending"), ("purge", "completed"), ("reconcile", None)]
 )

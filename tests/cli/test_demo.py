@@ -142,6 +142,7 @@ def test_workers_and_server_end_when_the_demo_is_killed(temporary: Path) -> None
     until(lambda: list(temporary.iterdir()) == [])
 
 
+@pytest.mark.thorough
 @pytest.mark.once
 def test_the_workers_end_when_the_demo_is_terminated(database: Database) -> None:
     def clients() -> int:
@@ -160,6 +161,7 @@ def test_the_workers_end_when_the_demo_is_terminated(database: Database) -> None
     until(lambda: clients() == 0)
 
 
+@pytest.mark.thorough
 @pytest.mark.once
 def test_a_terminal_shows_a_progress_bar(database: Database, files: Path) -> None:
     ours, theirs = os.openpty()

@@ -524,6 +524,7 @@ def assert_harmless(text: str) -> None:
     assert [line for line in text.splitlines() if line.startswith("forged: line")] == []
 
 
+@pytest.mark.few(9)
 @pytest.mark.parametrize("command", COMMANDS, ids=lambda command: " ".join(command[:2])[:40])
 def test_commands_print_no_control_characters(hostile_shop: Shop, command: tuple[str, ...]) -> None:
     result = hostile_shop.invoke(*command)

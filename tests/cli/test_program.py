@@ -39,6 +39,7 @@ def test_help_names_the_commands() -> None:
     assert "demo" in result.stdout
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(("missing", "extra"), [("click", "cli"), ("rich", "cli"), ("psycopg", "demo")])
 def test_the_error_for_a_missing_package_names_the_extra(missing: str, extra: str) -> None:
     result = python(

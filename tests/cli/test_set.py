@@ -167,6 +167,7 @@ def test_it_asks_and_shows_what_would_be_changed(place: Place) -> None:
     assert place.order().to == "ada"
 
 
+@pytest.mark.few(5)
 @pytest.mark.parametrize(
     ("given", "said"),
     [

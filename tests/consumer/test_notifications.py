@@ -64,6 +64,7 @@ WAYS: dict[str, Callable[[Bench], object]] = {
 }
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("enqueue", WAYS.values(), ids=WAYS)
 def test_an_idle_consumer_is_woken(mixed: Bench, enqueue: Callable[[Bench], None]) -> None:
     with idle(mixed).running() as server:

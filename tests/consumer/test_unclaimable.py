@@ -221,6 +221,7 @@ def test_a_count_of_attempts_that_cannot_be_written_fails_its_job(rigs: Rigs, ap
     assert "out of range" in rig.row(1).last_error
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("state", ["22003", "22012", "P0001"])
 @pytest.mark.parametrize("strategy", ["update_status", "batch_select"])
 def test_an_error_of_all_rows_fails_no_job(

@@ -83,6 +83,7 @@ def when(engine: sa.Engine, model: Any, key: int, condition: Callable[[dict[str,
     return said[-1]
 
 
+@pytest.mark.few(1)
 def test_a_worker_says_that_a_newer_version_has_changed_the_table(
     engine: sa.Engine, caplog: pytest.LogCaptureFixture
 ) -> None:

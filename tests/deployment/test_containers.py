@@ -115,6 +115,7 @@ def services(database: Database, tmp_path: Path) -> Services:
     return Services(home, database.url())
 
 
+@pytest.mark.thorough
 def test_the_services_of_compose(services: Services) -> None:
     revision = services.execute(["alembic", "revision", "--autogenerate", "--message", "invoices"])
     early = services.start("worker")

@@ -270,6 +270,7 @@ def test_empty_queues(patient: Patient) -> None:
     assert patient.findings(deep=True) == []
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("model", MODELS)
 def test_a_queue_that_has_run_jobs(patient: Patient, model: Any) -> None:
     attributes = [name for name in ("customer_id", "document_id") if hasattr(model, name)]

@@ -194,6 +194,7 @@ INDEXES = [
 ]
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(("model", "name", "severity"), INDEXES)
 def test_a_missing_index(patient: Patient, model: Any, name: str, severity: str) -> None:
     patient.execute(f'DROP INDEX "{name}"')
@@ -207,6 +208,7 @@ def claim_indexes(*models: Any) -> list[Any]:
     return [(model, str(index.name)) for model in models for index in spec_of(model).claim_indexes]
 
 
+@pytest.mark.few(5)
 @pytest.mark.parametrize(("model", "name"), claim_indexes(Email, Entry, Export, Import))
 def test_each_index_of_a_claim_is_missed_everywhere(patient: Patient, model: Any, name: str) -> None:
     """Those beside it begin with the same columns, and have other rows or something between the columns."""
@@ -221,6 +223,7 @@ def test_each_index_of_a_claim_is_missed_everywhere(patient: Patient, model: Any
     assert f"CREATE INDEX CONCURRENTLY {name if name.islower() else chr(34) + name + chr(34)} ON" in advice
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize(
     ("definition", "serves"),
     [
@@ -248,6 +251,7 @@ def test_an_invalid_index_of_the_application(patient: Patient, unique: str) -> N
     assert ("equal values" in finding.consequence) is bool(unique)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(("model", "name", "severity"), INDEXES)
 def test_an_invalid_index(patient: Patient, model: Any, name: str, severity: str) -> None:
     patient.execute(INVALID.format(f'"{name}"'))
@@ -293,6 +297,7 @@ ALTERED = [
 ]
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(("model", "name", "definition"), ALTERED)
 def test_an_altered_index(patient: Patient, model: Any, name: str, definition: str) -> None:
     patient.execute(f'DROP INDEX "{name}"', f'CREATE INDEX "{name}" ON {definition}')

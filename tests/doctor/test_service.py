@@ -274,6 +274,7 @@ def fill(patient: Patient, model: Any, rows: int = ROWS) -> None:
         patient.execute(f"INSERT INTO note (order_id) SELECT number FROM generate_series(1, {rows}) AS number")
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("model", MODELS)
 @pytest.mark.parametrize("analyze", [True, pytest.param(False, marks=pytest.mark.thorough)])
 def test_claims_of_a_large_queue(patient: Patient, model: Any, analyze: bool) -> None:  # noqa: FBT001 - a parameter
@@ -284,6 +285,7 @@ def test_claims_of_a_large_queue(patient: Patient, model: Any, analyze: bool) ->
     assert "claim_reads_table" not in patient.codes(model, deep=True)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     ("model", "index"),
     [

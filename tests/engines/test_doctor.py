@@ -345,6 +345,7 @@ def test_a_missing_column(patient: Patient, name: str) -> None:
     patient.repaired("missing_column", Plain, fix=len(finding.fixes) - 1)
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("purpose", ["claim", "lease", "quarantined", "unique", "finished"])
 def test_a_missing_index(patient: Patient, purpose: str) -> None:
     patient.drop_index(f"ix_order_queue_{purpose}", "order")

@@ -488,7 +488,7 @@ def test_operators_see_and_change_jobs(sessions: Sessions) -> None:
         session.commit()
 
 
-@pytest.mark.every_combination
+@pytest.mark.few(3)
 @pytest.mark.parametrize(
     "left_out",
     [("run_at",), ("created_at",), ("finished_at",), ("run_at", "created_at", "finished_at"), ("priority", "attempts")],

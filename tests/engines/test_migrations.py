@@ -177,7 +177,7 @@ def run_one(engine: sa.Engine, model: Any, article: str = "book") -> list[str]:
     return articles
 
 
-@pytest.mark.every_combination
+@pytest.mark.few(3)
 @pytest.mark.parametrize("config", CONFIGS)
 def test_a_migration_creates_what_create_all_creates(
     project: Project, config: str, request: pytest.FixtureRequest, tmp_path: Path
@@ -214,7 +214,7 @@ CHANGES: dict[str, tuple[QueueConfig, QueueConfig]] = {
 }
 
 
-@pytest.mark.every_combination
+@pytest.mark.few(9)
 @pytest.mark.parametrize("change", CHANGES)
 def test_a_change_is_found_made_and_undone(
     project: Project, change: str, request: pytest.FixtureRequest, tmp_path: Path
@@ -255,7 +255,7 @@ ANSWERS = {
 }
 
 
-@pytest.mark.every_combination
+@pytest.mark.few(2)
 @pytest.mark.parametrize("answer", ANSWERS)
 def test_a_table_with_rows_becomes_a_queue_and_a_table_again(project: Project, answer: str) -> None:
     text, expected = ANSWERS[answer]
@@ -377,7 +377,7 @@ def waiting(kind: str, *, waits: bool = True) -> Any:
     return made[0 if kind == "batch" else 1]
 
 
-@pytest.mark.every_combination
+@pytest.mark.few(2)
 @pytest.mark.parametrize("kind", ["batch", "dependent"])
 def test_jobs_begin_to_wait_for_others_and_wait_no_more(
     project: Project, kind: str, request: pytest.FixtureRequest, tmp_path: Path

@@ -216,6 +216,7 @@ def test_a_notification_tells_a_consumer_that_something_is_asked(bench: Bench, m
         wait_until(lambda: bench.rows() == [])
 
 
+@pytest.mark.few(1)
 @pytest.mark.usefixtures("short_heartbeats")
 @pytest.mark.parametrize("concurrency", [1, 4])
 def test_a_quiet_consumer_does_not_poll(bench: Bench, concurrency: int) -> None:

@@ -152,6 +152,7 @@ CALLS: dict[str, Call] = {
 }
 
 
+@pytest.mark.few(12)
 @pytest.mark.parametrize("name", CALLS)
 def test_it_is_refused_with_the_line_that_is_missing(unprepared: sa.Engine, name: str) -> None:
     said = rf"is for {unprepared.dialect.name}, and is not prepared; use engine = sqlaqueue\.prepare\(create_engine\("
@@ -186,6 +187,7 @@ ASYNC_CALLS: dict[str, AsyncCall] = {
 DRIVERS = {"sqlite": "sqlite+aiosqlite", "mariadb": "mariadb+asyncmy"}
 
 
+@pytest.mark.few(4)
 @pytest.mark.parametrize("name", ASYNC_CALLS)
 def test_an_async_engine_is_refused_with_its_own_line(unprepared: sa.Engine, name: str) -> None:
     said = r"is not prepared; use engine = sqlaqueue\.prepare\(create_async_engine\("

@@ -56,6 +56,7 @@ def test_a_cancellation_is_requested_for_the_jobs_of_the_programs_criteria(sessi
         assert session.scalar(sa.select(sa.func.count()).select_from(control)) == 1
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("model", [Pair, Single], ids=["history", "unique"])
 def test_many_jobs_with_a_key_of_two_columns_are_changed(sessions: Sessions, model: Any) -> None:
     with sessions(model)() as session:

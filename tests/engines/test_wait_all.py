@@ -168,6 +168,7 @@ def test_a_look_is_one_query(place: Place) -> None:
     assert len(looks) == 2  # their states, and their rows
 
 
+@pytest.mark.few(1)
 def test_one_listener_hears_of_the_last_job(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     """It is the Consumer's too, ends with the last of both, and sends several announcements if one is too short."""
     jobs = place.add(*(Email(id=10**8 + number) for number in range(1500)))

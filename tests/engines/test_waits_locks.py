@@ -52,8 +52,8 @@ def add_member(session: Session, member: Any, how: str) -> None:
     session.commit()
 
 
+@pytest.mark.few(2)
 @on_mariadb
-@pytest.mark.every_combination
 @pytest.mark.parametrize("commits", [True, False])
 @pytest.mark.parametrize("how", ["insert", "insert from select", "move"])
 def test_a_member_that_is_added_while_its_batch_is_claimed(
@@ -173,6 +173,7 @@ def test_a_claim_asks_flow_control_once(sessions: Sessions) -> None:
         assert [job.id for job in session.scalars(claim(batch, 2))] == [1]
 
 
+@pytest.mark.few(2)
 @on_mariadb
 @pytest.mark.parametrize(
     "pool",

@@ -122,6 +122,7 @@ def looks(engine: sa.Engine) -> Iterator[Looks]:
 # -- the strategy with leases --------------------------------------------------------------------------------------
 
 
+@pytest.mark.few(1)
 def test_ten_workers_of_one_thread_run_the_ten_jobs_of_a_limit(pool: sa.Engine) -> None:
     job, handlers = make_queue(pool, of_customers(*range(40)), flow_control=[ConcurrencyLimit(10)]), Handlers(wait=True)
     with consumers(pool, job, handlers, 10, concurrency=1):
@@ -179,6 +180,7 @@ def test_a_consumer_claims_no_job_that_has_to_wait_for_a_handler(pool: sa.Engine
     assert counted == [1] * 12
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("number", [1, 2])
 def test_freed_places_are_taken_without_polling(pool: sa.Engine, number: int) -> None:
     job, handlers = create(pool, make_job(flow_control=[ConcurrencyLimit(1, per="customer_id")])), Handlers()
@@ -259,6 +261,7 @@ def test_a_consumer_claims_again_when_a_transaction_had_locked_the_key_and_is_ro
             wait_until(lambda: not unfinished(pool, job))
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("kind", KINDS)
 def test_jobs_of_a_key_run_in_order_with_retries_and_several_consumers(pool: sa.Engine, kind: str) -> None:
     order = InOrder("customer_id", on_failure="block" if kind == "update_status" else "continue")
@@ -346,6 +349,7 @@ def test_a_job_that_runs_holds_no_slot_for_another_one(pool: sa.Engine, held: An
         wait_until(lambda: not unfinished(pool, job))
 
 
+@pytest.mark.few(2)
 @pytest.mark.postgresql("other engines have no strategy that holds a transaction")
 @pytest.mark.parametrize(
     "values",

@@ -107,6 +107,7 @@ FLOWS: dict[str, list[FlowRule]] = {
 }
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("flow", FLOWS.values(), ids=FLOWS)
 def test_a_claim_after_the_end_of_a_run_looks_at_its_key(
     engine: sa.Engine, monkeypatch: pytest.MonkeyPatch, flow: list[FlowRule]
@@ -152,6 +153,7 @@ WAYS: dict[str, Callable[[sa.Engine, Any], None]] = {
 }
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("way", WAYS)
 def test_no_key_is_forgotten(engine: sa.Engine, monkeypatch: pytest.MonkeyPatch, way: str) -> None:
     """Nobody tells a Consumer the key, and it is among many more than a claim walks over."""

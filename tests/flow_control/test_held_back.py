@@ -167,6 +167,7 @@ def test_a_rate(engine: sa.Engine, config: dict[str, Any]) -> None:
             run_job(session, second, do_nothing)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("config", [*CONFIGS, {"columns": {"run_at": None}}])
 def test_jobs_run_when_their_rates_let_them_begin(engine: sa.Engine, travelling: Any, config: dict[str, Any]) -> None:
     job = travelling(flow_control=[PER_CUSTOMER, RateLimit(2, every=timedelta(hours=3))], **config)

@@ -453,6 +453,7 @@ def throttled(engine: sa.Engine, job: Any) -> list[Any]:
         return list(connection.execute(seconds).scalars())
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("until", [3600, timedelta(hours=1), "datetime"])
 def test_the_key_is_held_back_and_the_attempt_does_not_count(engine: sa.Engine, travelling: Any, until: Any) -> None:
     job = travelling(flow_control=[PER_CUSTOMER])
@@ -494,6 +495,7 @@ def test_all_rates_of_the_key_are_held_back_and_no_others(engine: sa.Engine) -> 
     assert customers(claim_and_commit(engine, job)) == [2, None]
 
 
+@pytest.mark.few(1)
 def test_without_attributes_the_rates_of_the_whole_queue_are_held_back(engine: sa.Engine) -> None:
     job = create(engine, make_job(flow_control=[RateLimit(100, every=1), RateLimit(9, every=60), PER_CUSTOMER]))
     insert(engine, job, of_customers(1))

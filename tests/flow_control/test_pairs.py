@@ -351,6 +351,7 @@ def _may_wait(first: str, second: str) -> bool:
     return same_row or first == "claim"
 
 
+@pytest.mark.few(12)
 @pytest.mark.parametrize(("name", "state", "first", "second"), list(_pairs()))
 def test_a_pair(
     pair_engine: sa.Engine, thread: ThreadPoolExecutor, name: str, state: str, first: str, second: str

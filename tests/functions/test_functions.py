@@ -193,6 +193,7 @@ def test_options_apply_to_what_is_enqueued_with_them(engine: sa.Engine) -> None:
         ]
 
 
+@pytest.mark.few(1)
 def test_signals_and_errors_end_a_call_as_they_end_a_job(engine: sa.Engine) -> None:
     model = make(engine, retry=Constant(3600))
     raised = {
@@ -223,6 +224,7 @@ def test_signals_and_errors_end_a_call_as_they_end_a_job(engine: sa.Engine) -> N
         assert session.scalars(sa.select(model.max_attempts)).all() == [None] * 5
 
 
+@pytest.mark.few(1)
 def test_only_a_completed_call_has_a_value(engine: sa.Engine) -> None:
     model = make(engine, max_attempts=1)
     answers = iter([1, None, 2, ValueError("no")])
@@ -299,6 +301,7 @@ def test_an_unknown_function_fails_for_good(engine: sa.Engine, caplog: pytest.Lo
     assert "Traceback" not in caplog.text
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize(
     ("value", "said"),
     [
@@ -326,6 +329,7 @@ def test_a_result_that_json_cannot_hold_fails_the_job(engine: sa.Engine, value: 
     assert said in error
 
 
+@pytest.mark.few(1)
 def test_a_function_that_has_changed_is_retried(engine: sa.Engine) -> None:
     model = make(engine, retry=Constant(3600))
     model.task(name="report")(lambda s, to: to)

@@ -111,6 +111,7 @@ KEYS = {
 }
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize("kind", KEYS)
 @pytest.mark.parametrize("driver", ["psycopg", "psycopg2"])
 def test_keys_of_each_type(database: Database, kind: str, driver: str) -> None:

@@ -121,6 +121,7 @@ PAYLOADS = ["write", "write", "write", "raise", "cancel", "snooze"]
 ENDED = {"completed": 3, "retried": 1, "failed": 1, "cancelled": 1}
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize("pair", PAIRS, ids="-".join)
 def test_attempts_are_counted_by_outcome_and_time(database: Database, pair: tuple[str, str]) -> None:
     kind, api = pair
@@ -136,6 +137,7 @@ def test_attempts_are_counted_by_outcome_and_time(database: Database, pair: tupl
     assert {row["queue"] for row in rows(engine, model)} == {"job"}
 
 
+@pytest.mark.few(2)
 def test_attempts_are_counted_on_each_database(each_engine: sa.Engine) -> None:
     model = created(each_engine, make_model())
     insert(each_engine, model, [{"payload": payload} for payload in PAYLOADS])
@@ -252,6 +254,7 @@ def test_counts_belong_to_the_minute_that_has_most_of_their_time(each_engine: sa
     assert now == pytest.approx(time.time(), abs=60)
 
 
+@pytest.mark.few(1)
 def test_old_minutes_are_deleted_in_pieces(each_engine: sa.Engine) -> None:
     model = created(each_engine, make_model())
     table, settings = table_of(model), settings_of(model)
@@ -274,6 +277,7 @@ def test_old_minutes_are_deleted_in_pieces(each_engine: sa.Engine) -> None:
     assert min(row["minute"] for row in rows(each_engine, model) if row["queue"] == "job") >= now - minutes.KEPT
 
 
+@pytest.mark.few(1)
 @pytest.mark.usefixtures("often")
 def test_rescued_attempts_are_counted(each_engine: sa.Engine) -> None:
     model = created(each_engine, make_model(lease=1))
@@ -323,6 +327,7 @@ def test_no_statement_of_a_job_changes(database: Database, kind: str) -> None:
     assert 1 <= writes <= 3
 
 
+@pytest.mark.few(1)
 def test_a_queue_without_statistics_has_nothing_of_them(each_engine: sa.Engine) -> None:
     model = make_job(max_attempts=2, retry=Constant(0))
     assert MINUTE not in model.metadata.tables

@@ -166,6 +166,7 @@ def test_an_attribute_with_the_name_of_a_role_is_refused_with_both_fixes(make: M
     assert "QueueConfig(columns={'status': 'queue_status'})" in message
 
 
+@pytest.mark.few(4)
 @every_way
 def test_a_role_can_be_placed_on_another_attribute(make: MakeModel, engine: sa.Engine) -> None:
     model = make(QueueConfig(columns={"status": "queue_status"}))
@@ -180,6 +181,7 @@ def test_a_role_can_be_placed_on_another_attribute(make: MakeModel, engine: sa.E
         assert (claimed.status, claimed.queue_status) == ("shipped", "completed")
 
 
+@pytest.mark.few(4)
 @every_way
 @of_every_strategy
 def test_an_attribute_of_the_class_can_be_used(make: MakeModel, strategy: str, engine: sa.Engine) -> None:

@@ -29,6 +29,7 @@ def cells() -> Iterator[Any]:
                 yield pytest.param(name, strategy, driver, id=f"{name}-{strategy}-{driver}", marks=marks)
 
 
+@pytest.mark.few(18)
 @pytest.mark.parametrize(("name", "strategy", "driver"), [*cells()])
 async def test_every_kind_of_model_supports_all_verbs(
     tidy: TidyDatabase, name: str, strategy: str, driver: str

@@ -295,6 +295,7 @@ def test_jobs_of_two_queues_in_one_verb_are_refused(queues: Queues, engine: sa.E
             complete(jobs)
 
 
+@pytest.mark.few(2)
 def test_one_process_runs_two_queues(queues: Queues, engine: sa.Engine) -> None:
     factory, done = sessionmaker(engine), []
     add(factory, *(model(id=n) for model in (queues.First, queues.Second) for n in range(20)))

@@ -90,6 +90,7 @@ def locked(sessions: sessionmaker[Session], model: Any, number: int = 2) -> Iter
         session.rollback()
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("name", MODELS)
 def test_verbs_pass_over_locked_jobs(create: Callable[..., sessionmaker[Session]], name: str) -> None:
     model = MODELS[name]

@@ -450,8 +450,8 @@ def database(mariadb: MariaDBServer) -> Iterator[str]:
         yield name
 
 
+@pytest.mark.few(2)
 @pytest.mark.once
-@pytest.mark.every_combination
 @pytest.mark.parametrize("driver", ["mariadb+pymysql", "mysql+pymysql"])
 @pytest.mark.parametrize("unique", [False, True], ids=["plain", "unique"])
 def test_migrations_of_all_models(

@@ -281,6 +281,7 @@ ENDS: dict[str, Callable[[Session], object]] = {
 }
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("end", ENDS)
 def test_a_handler_that_commits_loses_no_job(sessions: Sessions, end: str) -> None:
     """The commit has deleted the rows of the whole batch; those of the others are inserted again."""

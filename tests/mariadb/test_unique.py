@@ -422,6 +422,7 @@ USUAL = ("unfinished", "waiting")
 NAMES = [name for name, (kind, _) in CONFIGURATIONS.items() if kind == "update_status"]
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     "name", [pytest.param(name, marks=[] if name in USUAL else pytest.mark.thorough) for name in NAMES]
 )

@@ -114,6 +114,7 @@ def revoked(grant: str) -> str:
     return grant.replace("GRANT", "REVOKE").replace(" TO ", " FROM ")
 
 
+@pytest.mark.few(2)
 def test_a_consumer_does_all_of_its_work(roles: Roles, caplog: pytest.LogCaptureFixture) -> None:
     roles.grant_web()
     roles.execute(*roles.grants_of_worker())
@@ -145,6 +146,7 @@ def test_a_consumer_does_all_of_its_work(roles: Roles, caplog: pytest.LogCapture
         session.commit()
 
 
+@pytest.mark.few(2)
 def test_a_consumer_names_each_missing_privilege(roles: Roles) -> None:
     grants = roles.grants_of_worker()
     roles.execute(*grants)

@@ -225,6 +225,7 @@ def test_a_consumer_without_a_policy_does_not_start(secured: Roles) -> None:
     assert serve(secured) == ["a"]
 
 
+@pytest.mark.few(1)
 def test_a_policy_that_hides_every_row_is_told(secured: Roles, caplog: pytest.LogCaptureFixture) -> None:
     """Such as one whose setting the worker does not make; a queue without jobs is empty for every role."""
 

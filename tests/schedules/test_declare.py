@@ -285,6 +285,7 @@ def test_a_clock_that_was_far_ahead(engine: sa.Engine, report: Any) -> None:
     assert stored(engine)["next_tick"] > datetime.now(UTC) + HOUR
 
 
+@pytest.mark.few(9)
 @pytest.mark.parametrize(
     "change",
     [

@@ -91,6 +91,7 @@ WAYS = [
 ]
 
 
+@pytest.mark.few(1)
 @pytest.mark.once
 @pytest.mark.parametrize(("kind", "driver"), WAYS)
 def test_schedules_are_fired_after_all_connections_went_silent(
@@ -107,6 +108,7 @@ def test_schedules_are_fired_after_all_connections_went_silent(
         wait_until(lambda: count_jobs(engine, report) > fired + 1)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(("kind", "driver"), WAYS)
 def test_changes_by_sql_are_obeyed(shared: Database, engine: sa.Engine, report: Any, kind: str, driver: Any) -> None:
     schedules = prepared(engine, hourly(report), hourly(report, "seconds", **SECOND))

@@ -195,6 +195,7 @@ def test_many_jobs_are_several_transactions(
     assert process.transactions >= 9
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("state", ["58P01", "40001", "57014", "23514", "53400"])
 def test_an_error_that_only_one_schedule_meets_is_no_outage(
     engine: sa.Engine, report: Any, processes: Any, state: str

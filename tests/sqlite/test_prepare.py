@@ -212,7 +212,7 @@ def run_consumer(engine: Any, job: Any, *allowed: type[Exception]) -> None:
     asyncio.run(run())
 
 
-@pytest.mark.every_combination
+@pytest.mark.few(4)
 @pytest.mark.parametrize("driver", ["sqlite", "sqlite+aiosqlite"])
 @pytest.mark.parametrize(
     ("kind", "said"),

@@ -350,6 +350,7 @@ def cells() -> Iterator[Any]:
                 yield pytest.param(kind, strategy, driver, marks=marks, id=f"{kind}-{strategy}-{driver}")
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize(("kind", "strategy", "driver"), [*cells()])
 async def test_every_statement(urls: dict[str, str], kind: str, strategy: str, driver: str) -> None:
     model = make_model(kind, strategy)

@@ -159,7 +159,7 @@ def cells() -> Iterator[Any]:
                 yield pytest.param(strategy, verb, driver, marks=marks)
 
 
-@pytest.mark.every_combination
+@pytest.mark.few(24)
 @pytest.mark.parametrize(("tables", "verb", "driver"), list(cells()), indirect=["tables"])
 async def test_verb(tables: tuple[str, QueueUnderTest], shared: Database, verb: str, driver: str) -> None:
     strategy, queue = tables
@@ -349,6 +349,7 @@ class Histories(RuleBasedStateMachine):
             assert row.get("status", "pending") == job.state
 
 
+@pytest.mark.few(2)
 @pytest.mark.once
 @pytest.mark.parametrize("composite", [False, True], ids=["single-key", "composite-key"])
 @pytest.mark.parametrize("kind", STRATEGIES)

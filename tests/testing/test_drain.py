@@ -42,6 +42,9 @@ from tests.testing.app import (
     send,
 )
 
+# Of the applications of `app`: sync and async, each with three strategies.
+pytestmark = pytest.mark.few(3)
+
 
 def test_all_due_jobs_run(app: App) -> None:
     for number in range(5):

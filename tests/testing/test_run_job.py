@@ -37,6 +37,9 @@ from tests.testing.app import (
     send,
 )
 
+# Of the applications of `app`: sync and async, each with three strategies.
+pytestmark = pytest.mark.few(3)
+
 
 def test_a_success(app: App) -> None:
     email = app.add()

@@ -416,7 +416,7 @@ def fail_jobs(session: Session, job: Any, *jobs: Any) -> None:
         session.commit()
 
 
-@pytest.mark.every_combination
+@pytest.mark.few(3)
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("unique", [Unique("key"), None], ids=["unique", "plain"])
 def test_a_job_without_a_duplicate_comes_back(

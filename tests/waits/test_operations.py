@@ -92,6 +92,7 @@ STATEMENTS: dict[str, tuple[list[str], list[int]]] = {
 }
 
 
+@pytest.mark.few(5)
 @pytest.mark.parametrize("name", STATEMENTS)
 def test_statements(engine: sa.Engine, name: str) -> None:
     """Whatever a statement does, the counts are those of the states."""
@@ -436,6 +437,7 @@ RECORDED = {
 """What statements record, in rows of up to 10,000 keys."""
 
 
+@pytest.mark.few(4)
 @pytest.mark.parametrize("statement", RECORDED)
 def test_what_a_statement_records(engine: sa.Engine, statement: str) -> None:
     base = new_base()
@@ -541,6 +543,7 @@ def _shape(engine: sa.Engine, name: str) -> tuple[sa.Engine, Any, Any]:
     return bound, batch, member
 
 
+@pytest.mark.few(5)
 @pytest.mark.parametrize("name", SHAPES)
 def test_shapes(engine: sa.Engine, name: str) -> None:
     """A batch runs when its members have ended, and waits again for one that is requeued; then it is cancelled."""

@@ -182,6 +182,7 @@ async def test_headers_forbid_inline_code_frames_and_caches(client_of: Any) -> N
 METHODS = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS", "TRACE", "PROPFIND")
 
 
+@pytest.mark.few(1)
 @nothing_found
 @pytest.mark.parametrize("mounted", [None, in_starlette, in_fastapi, in_litestar])
 async def test_every_answer_has_the_headers(mounted: Any, dashboard: Any) -> None:

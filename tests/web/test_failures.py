@@ -179,6 +179,7 @@ async def test_each_action_on_a_group_needs_its_right(
     assert [label for label in ("Requeue…", "Delete…", "Cancel retries…") if label in part] == labels
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     ("label", "action", "left"),
     [

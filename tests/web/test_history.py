@@ -259,6 +259,7 @@ async def page_of(setup: Setup, path: str = "queues/job", status: int = 200, **o
 CHARTS = [f'id="{name}-history"' for name in ("depth", "oldest-due", "failure-rate", "wait", "run")]
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("span", SPANS, ids=lambda span: span.name)
 async def test_the_page_has_a_history_of_each_span(counted: Setup, span: ChartSpan) -> None:
     page = await page_of(counted, f"queues/job?span={span.name}")

@@ -461,6 +461,7 @@ def measured(setup: Setup) -> ClaimPlan:
         return found
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize(
     ("kind", "options"),
     [

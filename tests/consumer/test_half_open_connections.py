@@ -210,14 +210,15 @@ def test_it_is_alive_unless_a_new_connection_answers(
 ) -> None:
     """If its connection cannot be given up, only a restart helps; it would not help while the database is down."""
     monkeypatch.setattr(waker, "shut_down", lambda _: None)
+    probed, connect = list[None](), waker.Deadlines._connect
+    monkeypatch.setattr(waker.Deadlines, "_connect", lambda self: probed.append(connect(self)))
     with (
         Proxy(leased.database) as proxy,
         proxied(leased, proxy, driver, poll_interval=0.2, grace=1).running() as server,
     ):
         wait_until(lambda: server.consumer.health().ready)
         proxy.go_silent(answers_new=answers_new)
-        deadlines = server.context.deadlines
-        wait_until(lambda: deadlines._probed_at > 0 and deadlines._probe is None)
+        wait_until(lambda: probed)
         health = server.consumer.health()
         assert health.alive == (not answers_new)
         if answers_new:

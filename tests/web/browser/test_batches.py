@@ -78,6 +78,7 @@ def batches(server: Server) -> Iterator[Site]:
         engine.dispose()
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("size", [DESKTOP, PHONE], ids=["desktop", "phone"])
 def test_each_page_of_a_batch_is_for_everybody(batches: Site, open_view: MakeView, size: Any) -> None:
     view = open_view(batches, size=size, follows=False)

@@ -22,6 +22,7 @@ def audit(view: View) -> list[str]:
     return found
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("size", [DESKTOP, PHONE], ids=["desktop", "phone"])
 def test_each_page_is_for_everybody(open_view: MakeView, site: Site, size: Any) -> None:
     view = open_view(site, size=size, follows=False)
@@ -157,6 +158,7 @@ def poison(site: Site) -> int:
     return written
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("javascript", [True, False])
 def test_no_page_executes_a_value(own_site: Site, open_view: MakeView, *, javascript: bool) -> None:
     assert poison(own_site) > 10

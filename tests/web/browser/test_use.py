@@ -14,9 +14,14 @@ from tests.web.browser.conftest import PHONE, MakeView, View, Windows, viewing
 from tests.web.browser.example import QUEUES, Email, Site, example_site
 from tests.web.conftest import serving
 
-everywhere = pytest.mark.parametrize(
+WAYS = pytest.mark.parametrize(
     "options", [{}, {"javascript": False}, {"size": PHONE, "javascript": False}], ids=["script", "no-script", "phone"]
 )
+
+
+def everywhere(test: Any) -> Any:
+    """Run a test in one of the ways to use the dashboard; `nox -s browser` runs it in each."""
+    return pytest.mark.few(1)(WAYS(test))
 
 
 def keys(view: View) -> list[str]:
@@ -443,6 +448,7 @@ def test_a_link_signs_in_the_browser_that_opens_it(guarded: tuple[Guarded, str],
         another.wait_for("() => document.querySelector('h1').textContent === 'Queues'")
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("javascript", [True, False])
 def test_links_work_on_pages_of_other_sites(
     guarded: tuple[Guarded, str],
@@ -483,6 +489,7 @@ CUT = """() => [...document.querySelectorAll(".bar a, .bar button, .bar .user")]
 """Returns what is in the bar at the top and is cut, or not seen."""
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("width", [390, 320])
 def test_the_bar_on_a_phone(open_view: MakeView, site: Site, width: int) -> None:
     """Each page is reached without scrolling sideways, and the bar leaves the screen to the page."""

@@ -1,21 +1,23 @@
 """A model of one job under leases: its row, the runs of its handler, and every step that they and faults can take.
 
 The row has a status, the token of the claim that holds it, and a lease. A *run* is one call of the handler by a worker;
-it remembers the token of its claim. Workers may be killed, be paused for any time (they take no step), lose the reply
-to a commit, or lose the connection before it. All parts of a state are tuples, so that it can be hashed.
+it remembers the token of its claim. Workers may be killed, be paused for any time (they take no step) or for ever,
+lose the reply to a commit, or lose the connection before it. The extension of a lease and its commit are two steps,
+between which the row is locked. All parts of a state are tuples, so that it can be hashed.
 
 Safety, in every reachable state or step:
 
 L1. What a handler has written is committed once in the life of a job, together with the status ``completed``.
 L2. Only the run whose token is in the row changes it, so that at most one run can.
 L3. A job is rescued only after its lease has expired.
-L4. A row that is not processing has no token, and one that is has one.
+L4. A row that is not processing has no token and no lease, and one that is has a token.
 L5. A job has no more attempts than it may have, and fails only by ``Fail`` or when none is left.
 
 Liveness:
 
 L6. From every reachable state the job can come to its end by steps that are no faults.
 L7. A job that kills its worker in each run comes to its end: there is no circle of claims, kills and rescues.
+L8. A due job runs: from every state in which it is pending, it can be completed by steps that are no faults.
 
 Each safeguard of :class:`Design` is needed: without it, :func:`search` finds a trace that breaks one of these.
 """
@@ -23,12 +25,11 @@ Each safeguard of :class:`Design` is needed: without it, :func:`search` finds a 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-WORKERS = ("a", "b")
-MOST_ATTEMPTS, MOST_RUNS, MOST_LOST, MOST_REQUEUES = 2, 2, 1, 1
+NOBODY = "nobody"
 SUSPECT = 1
 """After so many deaths a job runs alone; the death before that costs no attempt."""
 
@@ -52,6 +53,28 @@ class Design:
     counts_at_claim: bool = True
     """An attempt is counted when it starts, instead of when it ends."""
     rescues: bool = True
+    claims_rescued: bool = True
+    """A claim takes jobs that were rescued, too."""
+    extends_own: bool = True
+    """An extension changes the row only if it still has the token of the run."""
+    ends_transactions: bool = True
+    """The server ends a transaction that stays open while its worker is paused."""
+
+
+@dataclass(frozen=True)
+class Scope:
+    """What the search tries.
+
+    :param runs: how many runs there may be at the same time: more than one if a worker has lost its lease.
+    :param lost: how many connections may be lost while a run is settled.
+    :param requeues: how often the job may be requeued when it has ended.
+    """
+
+    workers: tuple[str, ...] = ("a", "b")
+    attempts: int = 2
+    runs: int = 2
+    lost: int = 1
+    requeues: int = 0
 
 
 class Row(NamedTuple):
@@ -62,6 +85,8 @@ class Row(NamedTuple):
     deaths: int = 0
     is_cancelled: bool = False
     """Whether the cancellation of the running job was asked for."""
+    locked_by: str = ""
+    """The worker whose open transaction extends the lease; ``nobody`` if that worker is paused for ever."""
     effects: int = 0
     """How often what a handler has written was committed, in this life of the job."""
 
@@ -89,39 +114,58 @@ class Step(NamedTuple):
     """Whether it is a fault of the world, or of the handler, without which the job comes to its end."""
 
 
-def steps(design: Design, state: State) -> Iterator[Step]:
+def steps(design: Design, scope: Scope, state: State) -> Iterator[Step]:
     """Yield every step that is possible in a state."""
-    yield from _steps_of_row(design, state)
-    for worker in WORKERS:
+    row = state.row
+    if not row.locked_by:
+        yield from _steps_of_row(design, scope, state)
+    elif row.locked_by == NOBODY and design.ends_transactions:
+        yield Step("the server ends the transaction", _with(state, row._replace(locked_by="")))
+    for worker in scope.workers:
+        if row.locked_by == worker:
+            yield from _ends_of_extension(state, worker)
         left = tuple(run for run in state.runs if run.worker != worker)
         if left != state.runs:
-            yield Step(f"{worker} is killed", state._replace(runs=left), is_trouble=True)
+            yield from _end_of(worker, state._replace(runs=left))
     for run in state.runs:
-        yield from _steps_of(design, state, run)
+        yield from _steps_of(design, scope, state, run)
 
 
-def _steps_of_row(design: Design, state: State) -> Iterator[Step]:
+def _end_of(worker: str, left: State) -> Iterator[Step]:
+    """Yield how a worker may end: in both cases it takes no further step."""
+    row = left.row
+    is_mine = row.locked_by == worker
+    closed = _with(left, row._replace(locked_by="")) if is_mine else left
+    yield Step(f"{worker} is killed", closed, is_trouble=True)
+    if is_mine:
+        # Without an open transaction it leaves the same as one that is killed.
+        yield Step(f"{worker} is paused for ever", _with(left, row._replace(locked_by=NOBODY)), is_trouble=True)
+
+
+def _steps_of_row(design: Design, scope: Scope, state: State) -> Iterator[Step]:
     row = state.row
     if row.status == "pending":
         yield Step("cancel()", _with(state, row._replace(status="cancelled")), is_trouble=True)
-        if len(state.runs) < MOST_RUNS:
-            yield from (_claim(design, state, worker) for worker in WORKERS)
+        if len(state.runs) < scope.runs and (design.claims_rescued or not row.deaths):
+            yield from (_claim(design, state, worker) for worker in scope.workers)
     if row.status == "processing":
         if row.is_leased:
             yield Step("the lease expires", _with(state, row._replace(is_leased=False)))
         if not row.is_cancelled:
             yield Step("cancel()", _with(state, row._replace(is_cancelled=True)), is_trouble=True)
         if design.rescues and not (row.is_leased and design.waits_for_lease):
-            yield _rescue(design, state)
-    if row.status in FINISHED and state.requeues < MOST_REQUEUES:
+            yield _rescue(design, scope, state)
+    if row.status in FINISHED and state.requeues < scope.requeues:
         after = _with(state, Row(effects=0))._replace(requeues=state.requeues + 1)
         yield Step("requeue()", after, is_trouble=True)
 
 
-def _steps_of(design: Design, state: State, run: Run) -> Iterator[Step]:
+def _steps_of(design: Design, scope: Scope, state: State, run: Run) -> Iterator[Step]:
     if run.phase == "running":
-        if run.token == state.row.token and not state.row.is_leased:
-            yield Step(f"{run.worker} extends its lease", _with(state, state.row._replace(is_leased=True)))
+        row = state.row
+        is_mine = (row.token == run.token and row.status == "processing") or not design.extends_own
+        if is_mine and not (row.is_leased or row.locked_by):
+            yield Step(f"{run.worker} extends the lease", _with(state, row._replace(locked_by=run.worker)))
         yield Step(f"{run.worker}: the handler returns", _ended(state, run, "return"))
         for how in ("raise", "fail", "release"):
             yield Step(f"{run.worker}: {how}", _ended(state, run, how), is_trouble=True)
@@ -131,13 +175,22 @@ def _steps_of(design: Design, state: State, run: Run) -> Iterator[Step]:
         # It repeats the settlement, which changes nothing if the commit has arrived: the token is gone.
         yield Step(f"{run.worker} repeats", _ended(state, run, outcome))
         return
-    after, fault = _settled(design, state, run, outcome)
+    if state.row.locked_by:
+        return
+    after, fault = _settled(design, scope, state, run, outcome)
     yield Step(f"{run.worker} settles: {outcome}", _without(after, run), fault)
-    if state.lost < MOST_LOST:
+    if state.lost < scope.lost:
         unknown = _ended(after._replace(lost=state.lost + 1), run, f"?{outcome}")
         yield Step(f"{run.worker} settles: {outcome}, and the reply is lost", unknown, fault, is_trouble=True)
         unknown = _ended(state._replace(lost=state.lost + 1), run, f"?{outcome}")
         yield Step(f"{run.worker} loses the connection before the commit", unknown, is_trouble=True)
+
+
+def _ends_of_extension(state: State, worker: str) -> Iterator[Step]:
+    """Yield how the transaction may end that extends the lease; if its reply is lost, the worker extends it again."""
+    unlocked = state.row._replace(locked_by="")
+    yield Step(f"{worker} commits the extension", _with(state, unlocked._replace(is_leased=True)))
+    yield Step(f"{worker} loses the connection before it", _with(state, unlocked), is_trouble=True)
 
 
 def _claim(design: Design, state: State, worker: str) -> Step:
@@ -154,7 +207,7 @@ def _claim(design: Design, state: State, worker: str) -> Step:
     return Step(f"{worker} claims", _with(state, row, Run(worker, token)))
 
 
-def _rescue(design: Design, state: State) -> Step:
+def _rescue(design: Design, scope: Scope, state: State) -> Step:
     row = state.row
     fault = "L3: a job is rescued while its lease is valid" if row.is_leased else ""
     token = "" if design.clears_token else row.token
@@ -163,14 +216,14 @@ def _rescue(design: Design, state: State) -> Step:
     elif design.counts_at_claim and row.deaths < SUSPECT:
         # Another job of the claim may have killed the worker.
         after = row._replace(status="pending", token=token, attempts=row.attempts - 1, deaths=row.deaths + 1)
-    elif row.attempts < MOST_ATTEMPTS:
+    elif row.attempts < scope.attempts:
         after = row._replace(status="pending", token=token)
     else:
         after = row._replace(status="failed", token=token)
     return Step("the job is rescued", _with(state, after._replace(is_leased=False, is_cancelled=False)), fault)
 
 
-def _settled(design: Design, state: State, run: Run, outcome: str) -> tuple[State, str]:
+def _settled(design: Design, scope: Scope, state: State, run: Run, outcome: str) -> tuple[State, str]:
     """Return the state after the transaction by which a run ends, and what that breaks."""
     row, fault = state.row, ""
     if outcome == "return" and not design.writes_together:
@@ -188,7 +241,7 @@ def _settled(design: Design, state: State, run: Run, outcome: str) -> tuple[Stat
         row = row._replace(status="pending", attempts=max(row.attempts - 1, 0))
     elif row.is_cancelled:
         row = row._replace(status="cancelled")
-    elif outcome == "fail" or attempts >= MOST_ATTEMPTS:
+    elif outcome == "fail" or attempts >= scope.attempts:
         row = row._replace(status="failed", attempts=attempts)
     else:
         row = row._replace(status="pending", attempts=attempts)
@@ -212,16 +265,18 @@ def _ended(state: State, run: Run, phase: str) -> State:
 # -- the search --------------------------------------------------------------------------------------------------------
 
 
-def fault_of(state: State) -> str:
+def fault_of(scope: Scope, state: State) -> str:
     """Return what is wrong with a state, or an empty text."""
     row = state.row
     if row.effects != (row.status == "completed"):
         return f"L1: the job is {row.status}, and its effects were committed {row.effects} times"
+    if row.is_leased and row.status != "processing":
+        return f"L4: the job is {row.status}, and its lease is valid"
     if (row.status == "processing") is not bool(row.token):
         return f"L4: the job is {row.status}, and its token is {row.token!r}"
     if row.token and sum(run.token == row.token for run in state.runs) > 1:
         return "L2: two runs have the token of the row"
-    if not 0 <= row.attempts <= MOST_ATTEMPTS:
+    if not 0 <= row.attempts <= scope.attempts:
         return f"L5: the job has {row.attempts} attempts"
     return ""
 
@@ -232,21 +287,24 @@ class Found(NamedTuple):
     trace: tuple[str, ...] = ()
 
 
-def search(design: Design) -> Found:
+def search(design: Design, scope: Scope) -> Found:
     """Examine every state that can be reached, and return the shortest trace to what breaks a promise."""
     before: dict[State, tuple[State, str] | None] = {State(): None}
     after: dict[State, list[Step]] = {}
     waiting = deque([State()])
     while waiting:
         state = waiting.popleft()
-        after[state] = [*steps(design, state)]
+        after[state] = [*steps(design, scope, state)]
         for step in after[state]:
-            if fault := step.fault or fault_of(step.after):
+            if fault := step.fault or fault_of(scope, step.after):
                 return Found(len(before), fault, (*_trace(before, state), step.name))
             if step.after not in before:
                 before[step.after] = state, step.name
                 waiting.append(step.after)
-    for state in _stuck(after):
+    for state in _stuck(after, ("completed",)):
+        if state.row.status == "pending":
+            return Found(len(before), "L8: a due job cannot be completed", _trace(before, state))
+    for state in _stuck(after, FINISHED):
         return Found(len(before), "L6: the job cannot come to its end", _trace(before, state))
     circle = _circle(after)
     fault = "L7: a job that kills its worker is claimed again and again" if circle else ""
@@ -261,14 +319,14 @@ def _trace(before: dict[State, tuple[State, str] | None], state: State) -> tuple
     return tuple(reversed(names))
 
 
-def _stuck(after: dict[State, list[Step]]) -> list[State]:
-    """Return the states from which no steps without trouble lead to the end of the job."""
+def _stuck(after: dict[State, list[Step]], statuses: Sequence[str]) -> list[State]:
+    """Return the states from which no steps without trouble lead to one of some statuses."""
     towards: dict[State, list[State]] = {}
     for state, found in after.items():
         for step in found:
             if not step.is_trouble:
                 towards.setdefault(step.after, []).append(state)
-    ends = {state for state in after if state.row.status in FINISHED}
+    ends = {state for state in after if state.row.status in statuses}
     waiting = deque(ends)
     while waiting:
         for state in towards.get(waiting.popleft(), []):

@@ -16,6 +16,7 @@ from sqlaqueue.mapping.mixin import spec_of
 from tests.consumer.bench import Bench
 from tests.faults.checker import FINAL_STATES, Row, Tables, violations
 from tests.faults.history import Record
+from tests.faults.lease_replay import unexplained
 from tests.faults.processes import Process, Processes, Role
 from tests.faults.roles import GATE, end_enqueueing, enqueue, run_producer, run_test, run_worker
 
@@ -155,13 +156,15 @@ class Harness(Processes):
         return self.check_history()
 
     def check_history(self) -> Tables:
-        """Check the history, and return the final tables.
+        """Check the history, replay it against the model of a lease, and return the final tables.
 
-        :raises AssertionError: with all violations.
+        :raises AssertionError: with all violations, or with the events that no path of the model explains.
         """
         tables = self.observe_tables()
-        found = violations(self.records(), tables)
+        records = self.records()
+        found = violations(records, tables)
         assert not found, "\n".join(f"{rule}: {text}" for rule, texts in found.items() for text in texts)
+        assert not (texts := unexplained(records, tables, holds=self.held)), "\n".join(texts)
         return tables
 
     def assert_no_programming_errors(self) -> None:

@@ -24,14 +24,15 @@ Each safeguard of :class:`Design` is needed: without it, :func:`search` finds a 
 
 from __future__ import annotations
 
+import itertools
 from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
 NOBODY = "nobody"
-SUSPECT = 1
-"""After so many deaths a job runs alone; the death before that costs no attempt."""
+ENDS = {"return": "returns", "raise": "raises", "fail": "fails", "release": "releases"}
+"""How a handler may end, and the name of that step."""
 
 FINISHED = ("completed", "failed", "cancelled")
 
@@ -68,6 +69,8 @@ class Scope:
     :param runs: how many runs there may be at the same time: more than one if a worker has lost its lease.
     :param lost: how many connections may be lost while a run is settled.
     :param requeues: how often the job may be requeued when it has ended.
+    :param spared: how many deaths in succession may cost the job no attempt. In the library it is two: the job ran with
+        others, and then with other quarantined jobs.
     """
 
     workers: tuple[str, ...] = ("a", "b")
@@ -75,6 +78,7 @@ class Scope:
     runs: int = 2
     lost: int = 1
     requeues: int = 0
+    spared: int = 1
 
 
 class Row(NamedTuple):
@@ -82,7 +86,8 @@ class Row(NamedTuple):
     token: str = ""
     is_leased: bool = False
     attempts: int = 0
-    deaths: int = 0
+    spared: int = 0
+    """How many deaths in succession have cost no attempt."""
     is_cancelled: bool = False
     """Whether the cancellation of the running job was asked for."""
     locked_by: str = ""
@@ -146,7 +151,7 @@ def _steps_of_row(design: Design, scope: Scope, state: State) -> Iterator[Step]:
     row = state.row
     if row.status == "pending":
         yield Step("cancel()", _with(state, row._replace(status="cancelled")), is_trouble=True)
-        if len(state.runs) < scope.runs and (design.claims_rescued or not row.deaths):
+        if len(state.runs) < scope.runs and (design.claims_rescued or not row.spared):
             yield from (_claim(design, state, worker) for worker in scope.workers)
     if row.status == "processing":
         if row.is_leased:
@@ -154,7 +159,7 @@ def _steps_of_row(design: Design, scope: Scope, state: State) -> Iterator[Step]:
         if not row.is_cancelled:
             yield Step("cancel()", _with(state, row._replace(is_cancelled=True)), is_trouble=True)
         if design.rescues and not (row.is_leased and design.waits_for_lease):
-            yield _rescue(design, scope, state)
+            yield from _rescues(design, scope, state)
     if row.status in FINISHED and state.requeues < scope.requeues:
         after = _with(state, Row(effects=0))._replace(requeues=state.requeues + 1)
         yield Step("requeue()", after, is_trouble=True)
@@ -166,9 +171,8 @@ def _steps_of(design: Design, scope: Scope, state: State, run: Run) -> Iterator[
         is_mine = (row.token == run.token and row.status == "processing") or not design.extends_own
         if is_mine and not (row.is_leased or row.locked_by):
             yield Step(f"{run.worker} extends the lease", _with(state, row._replace(locked_by=run.worker)))
-        yield Step(f"{run.worker}: the handler returns", _ended(state, run, "return"))
-        for how in ("raise", "fail", "release"):
-            yield Step(f"{run.worker}: {how}", _ended(state, run, how), is_trouble=True)
+        for how in ("return", "raise", "fail", "release"):
+            yield Step(f"{run.worker} {ENDS[how]}", _ended(state, run, how), is_trouble=how != "return")
         return
     outcome = run.phase.removeprefix("?")
     if run.phase.startswith("?"):
@@ -178,10 +182,10 @@ def _steps_of(design: Design, scope: Scope, state: State, run: Run) -> Iterator[
     if state.row.locked_by:
         return
     after, fault = _settled(design, scope, state, run, outcome)
-    yield Step(f"{run.worker} settles: {outcome}", _without(after, run), fault)
+    yield Step(f"{run.worker} settles {outcome}", _without(after, run), fault)
     if state.lost < scope.lost:
         unknown = _ended(after._replace(lost=state.lost + 1), run, f"?{outcome}")
-        yield Step(f"{run.worker} settles: {outcome}, and the reply is lost", unknown, fault, is_trouble=True)
+        yield Step(f"{run.worker} settles {outcome}, and the reply is lost", unknown, fault, is_trouble=True)
         unknown = _ended(state._replace(lost=state.lost + 1), run, f"?{outcome}")
         yield Step(f"{run.worker} loses the connection before the commit", unknown, is_trouble=True)
 
@@ -196,7 +200,9 @@ def _ends_of_extension(state: State, worker: str) -> Iterator[Step]:
 def _claim(design: Design, state: State, worker: str) -> Step:
     # The names of the tokens that exist already are enough to choose a new one, and keep the number of states small.
     taken = {run.token for run in state.runs}
-    token = next(name for name in "123456" if name not in taken) if design.tokens_are_new else worker
+    token = (
+        next(name for name in map(str, itertools.count(1)) if name not in taken) if design.tokens_are_new else worker
+    )
     row = state.row._replace(
         status="processing",
         token=token,
@@ -207,20 +213,21 @@ def _claim(design: Design, state: State, worker: str) -> Step:
     return Step(f"{worker} claims", _with(state, row, Run(worker, token)))
 
 
-def _rescue(design: Design, scope: Scope, state: State) -> Step:
+def _rescues(design: Design, scope: Scope, state: State) -> Iterator[Step]:
+    """Yield the rescues of the job: one that has run alone, and one whose worker another job may have killed."""
     row = state.row
     fault = "L3: a job is rescued while its lease is valid" if row.is_leased else ""
-    token = "" if design.clears_token else row.token
+    left = row._replace(is_leased=False, is_cancelled=False, token="" if design.clears_token else row.token)
     if row.is_cancelled:
-        after = row._replace(status="cancelled", token=token, is_leased=False)
-    elif design.counts_at_claim and row.deaths < SUSPECT:
-        # Another job of the claim may have killed the worker.
-        after = row._replace(status="pending", token=token, attempts=row.attempts - 1, deaths=row.deaths + 1)
-    elif row.attempts < scope.attempts:
-        after = row._replace(status="pending", token=token)
+        yield Step("the job is rescued", _with(state, left._replace(status="cancelled")), fault)
+        return
+    if design.counts_at_claim and row.spared < scope.spared:
+        spared = left._replace(status="pending", attempts=row.attempts - 1, spared=row.spared + 1)
+        yield Step("the job is rescued, and spared", _with(state, spared), fault)
+    if row.attempts < scope.attempts:
+        yield Step("the job is rescued", _with(state, left._replace(status="pending", spared=1)), fault)
     else:
-        after = row._replace(status="failed", token=token)
-    return Step("the job is rescued", _with(state, after._replace(is_leased=False, is_cancelled=False)), fault)
+        yield Step("the job is rescued", _with(state, left._replace(status="failed")), fault)
 
 
 def _settled(design: Design, scope: Scope, state: State, run: Run, outcome: str) -> tuple[State, str]:
@@ -245,7 +252,7 @@ def _settled(design: Design, scope: Scope, state: State, run: Run, outcome: str)
         row = row._replace(status="failed", attempts=attempts)
     else:
         row = row._replace(status="pending", attempts=attempts)
-    return _with(state, row._replace(token="", is_leased=False, is_cancelled=False, deaths=0)), fault
+    return _with(state, row._replace(token="", is_leased=False, is_cancelled=False, spared=0)), fault
 
 
 def _with(state: State, row: Row, *runs: Run) -> State:
@@ -361,4 +368,4 @@ def _circle(after: dict[State, list[Step]]) -> tuple[str, ...]:
 
 
 def _kills(step: Step) -> bool:
-    return step.name.endswith(("claims", "is killed", "expires", "is rescued"))
+    return step.name.endswith(("claims", "is killed", "expires", "is rescued", "and spared"))

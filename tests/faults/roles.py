@@ -151,7 +151,7 @@ def record_events(consumer: Any, recorder: Recorder, options: dict[str, Any]) ->
         return seconds
 
     consumer._parts.intervals.poll = poll_and_record
-    recorder.record("ready", concurrency=options.get("concurrency", 1))
+    recorder.record("ready", concurrency=options.get("concurrency", 1), lease=options.get("lease", 0))
 
 
 def run_producer(

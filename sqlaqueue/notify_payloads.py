@@ -114,7 +114,7 @@ def parse(text: str) -> Payload | None:
     """Return the payload that ``text`` is; None if it is none of these, as a newer version may send."""
     try:
         return _parse(text)
-    except ValueError:
+    except (ValueError, RecursionError):  # the second one for JSON that is too deep
         return None
 
 

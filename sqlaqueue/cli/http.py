@@ -78,7 +78,7 @@ Answer = tuple[int, str, bytes]
 def parse_address(text: str, option: str = "--http ") -> tuple[str, int]:
     """Return host and port of ``--http``; a port alone is on the loopback interface."""
     host, _, port = text.rpartition(":")
-    if not port.isascii() or not port.isdecimal() or not 0 <= int(port) < 65536:  # noqa: PLR2004 - the number of ports
+    if not re.fullmatch(r"\d{1,5}", port, re.ASCII) or int(port) >= 65536:  # noqa: PLR2004 - the number of ports
         raise InputError(f"{option}{text}: give a port, or an address and a port such as 0.0.0.0:9188")
     return host.strip("[]") or "127.0.0.1", int(port)
 

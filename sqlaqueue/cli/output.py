@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import math
 import os
 import re
 import signal
@@ -282,6 +283,7 @@ STRATEGIES = ("update_status", "delete_returning", "batch_select")
 
 _UNITS = {"ms": 0.001, "s": 1, "m": 60, "h": 3600, "d": 86400, "w": 7 * 86400}
 _PART = re.compile(r"(\d+(?:\.\d+)?)(ms|s|m|h|d|w)", re.ASCII)
+_PARTS = re.compile(rf"(?:{_PART.pattern})+", re.ASCII)
 
 
 # ParamType is generic in recent versions of click only.
@@ -301,10 +303,10 @@ class DurationType(_ParamType):
         if isinstance(value, timedelta):
             return value
         text = str(value).strip().lower()
-        parts = _PART.findall(text)
         try:
-            if parts and _PART.sub("", text) == "":
-                return timedelta(seconds=sum(float(number) * _UNITS[unit] for number, unit in parts))
+            # As a whole first: to look for parts at each place of many digits takes a second.
+            if _PARTS.fullmatch(text):
+                return timedelta(seconds=sum(float(number) * _UNITS[unit] for number, unit in _PART.findall(text)))
             if re.fullmatch(r"\d+(\.\d+)?", text, re.ASCII):
                 return timedelta(seconds=float(text))
         except OverflowError:
@@ -326,7 +328,8 @@ class SizeType(_SizeParamType):
         if isinstance(value, int):
             return value
         found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([kmg])(i?b)?", str(value).strip().lower(), re.ASCII)
-        size = 0 if found is None else int(float(found[1]) * _SIZES[found[2]])
+        amount = 0.0 if found is None else float(found[1]) * _SIZES[found[2]]
+        size = int(amount) if math.isfinite(amount) else 0
         return size or self.fail(f"{value!r} is no amount of memory; write a number with a unit, as 512M or 2G")
 
 

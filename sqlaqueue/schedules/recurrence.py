@@ -121,6 +121,9 @@ class Recurrence:
             reason = str(error)
             msg = f"cron={self.cron!r}: {reason[:1].lower()}{reason[1:]}; write it as minute hour day month weekday"
             raise ConfigurationError(msg) from None
+        except ValueError:
+            msg = f"cron={self.cron!r}: a number has too many digits; write it as minute hour day month weekday"
+            raise ConfigurationError(msg) from None
 
     def _ticks(self, after: datetime) -> Iterator[datetime]:
         if self.every is not None:

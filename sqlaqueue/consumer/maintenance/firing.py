@@ -98,8 +98,8 @@ class GroupState(Subscriber):
         if payload == Signal.POLL:
             self._woken = True
             self._wake()
-        elif isinstance(payload, Heartbeat) and payload.consumer.startswith(self.id):
-            self._received = int(payload.consumer.rpartition(".")[2])
+        elif payload == Heartbeat(f"{self.id}.{self._sent}"):
+            self._received = self._sent
 
     def listening_lost(self) -> None:
         """Look at the schedules, as a notification may have been missed."""

@@ -10,7 +10,7 @@ import json
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from decimal import Decimal
+from decimal import Decimal, InvalidOperation
 from typing import Any, Literal
 
 import sqlalchemy as sa
@@ -248,7 +248,11 @@ def parse_exact(text: str) -> Any:
 
     def number(digits: str) -> float:
         value = float(digits)
-        if Decimal(repr(value)) != Decimal(digits):
+        try:
+            is_exact = Decimal(repr(value)) == Decimal(digits)
+        except InvalidOperation:  # an exponent that not even a Decimal has
+            is_exact = False
+        if not is_exact:
             raise ValueError(
                 f"the number {digits[:50]} would be rounded; write it as a text, or change it in a program"
             )

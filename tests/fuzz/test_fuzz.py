@@ -18,6 +18,7 @@ FAULTS = [
     ("cron", f"0 0 1,{'9' * 5000} * *"),
     ("address", "9" * 5000),
     ("size", "9" * 400 + "M"),
+    ("duration", "9" * 20_000),
 ]
 
 
@@ -41,8 +42,3 @@ def test_the_corpus_is_valid(name: str) -> None:
 @pytest.mark.parametrize(("name", "text"), FAULTS, ids=[name for name, _ in FAULTS])
 def test_what_was_a_fault(name: str, text: str) -> None:
     assert not problem_of(TARGETS[name], text).problem
-
-
-def test_many_digits_are_no_duration() -> None:
-    """They were compared at each place with each number of digits: for 20,000 of them, for half a minute."""
-    assert not problem_of(TARGETS["duration"], "9" * 10**6).is_accepted

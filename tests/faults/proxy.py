@@ -38,7 +38,8 @@ def kind_of(statements: list[str]) -> TransactionKind:
     """Return the kind of a Consumer's transaction from its statements.
 
     ``settle_with_effects`` commits the writes of a handler with the outcome of its run. ``complete`` commits success
-    of runs without writes, ``settle`` other outcomes such as released. Both mostly commit the next claim as well.
+    of several runs without writes, ``settle`` that of one run, and other outcomes such as released. Both mostly commit
+    the next claim as well.
     """
     kinds = (kind for kind, pattern in _KINDS if any(map(pattern.search, statements)))
     return next(kinds, "other")

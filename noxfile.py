@@ -244,3 +244,11 @@ def bench(session: nox.Session) -> None:
     """Measure sqlaqueue beside other queues, each in an environment of its own under build/benchmarks."""
     session.install("-e.[demo]", "matplotlib==3.10.7")
     session.run("python", "-m", "docs.benchmarks", "run", *session.posargs)
+
+
+@nox.session(python=[*PYTHONS][-1:])
+def soak(session: nox.Session) -> None:
+    """Run all features for hours under random faults, and look for leaks: ``nox -s soak -- HOURS``."""
+    session.install("-e.[test]", "matplotlib==3.10.7")
+    session.env["PYTHONDONTWRITEBYTECODE"] = ""
+    session.run("python", "-m", "tests.soak", *session.posargs)

@@ -56,6 +56,15 @@ def main() -> int:
     telemetry.add_argument("--postgres", type=int, help="major version of PostgreSQL; the newest by default")
     history = commands.add_parser("history", help="measure the costs of an attempt history")
     history.add_argument("--rounds", type=int, default=5)
+    snapshot = commands.add_parser("snapshot", help="measure a steady load while a snapshot is open")
+    snapshot.add_argument("--minutes", type=float, default=30, help="for how long each strategy runs")
+    snapshot.add_argument("--peer-minutes", type=float, default=10, help="for how long each other queue runs")
+    snapshot.add_argument("--rate", type=float, default=800, help="jobs a second")
+    snapshot.add_argument("--every", type=float, default=60, help="seconds between two lines of the result")
+    snapshot.add_argument("--only", action="append", default=[], help="only systems with this prefix; may be repeated")
+    snapshot.add_argument("--postgres", type=int, help="major version of PostgreSQL; the newest by default")
+    snapshot.add_argument("--output", type=Path, default=HOME / "snapshot.jsonl")
+    snapshot.add_argument("--publish", action="store_true", help="write the table and the picture into docs")
     dashboard = commands.add_parser("dashboard", help="measure the pages of a list of jobs in a large table")
     dashboard.add_argument("--rows", type=int, default=1_000_000)
 
@@ -121,6 +130,27 @@ def _history(arguments: argparse.Namespace) -> int:
     from docs.benchmarks.history import main as measure
 
     return measure(rounds=arguments.rounds)
+
+
+def _snapshot(arguments: argparse.Namespace) -> int:
+    from docs.benchmarks import snapshot
+
+    failed = snapshot.run(
+        arguments.output,
+        minutes=arguments.minutes,
+        peer_minutes=arguments.peer_minutes,
+        rate=arguments.rate,
+        every=arguments.every,
+        only=arguments.only,
+        postgres=arguments.postgres,
+    )
+    lines = snapshot.read(arguments.output)
+    print(snapshot.table(lines))
+    if importlib.util.find_spec("matplotlib"):
+        snapshot.draw(lines, arguments.output.with_suffix(".svg"))
+        if arguments.publish:
+            snapshot.publish(lines)
+    return 1 if failed else 0
 
 
 def _dashboard(arguments: argparse.Namespace) -> int:

@@ -73,6 +73,12 @@ class Program:
         with self._changed:
             return event in self._events
 
+    def take_stamps(self) -> list[tuple[float, float]]:
+        """Return the stamps so far, and forget them."""
+        with self._changed:
+            taken, self.stamps = self.stamps, []
+            return taken
+
     def send(self, line: str) -> None:
         """Write a line to its standard input."""
         assert self._process.stdin is not None
@@ -135,6 +141,10 @@ class Workers:
         """The times at which jobs were enqueued and handled."""
         return [stamp for program in self.programs for stamp in program.stamps]
 
+    def take_stamps(self) -> list[tuple[float, float]]:
+        """Return the times so far, and forget them."""
+        return [stamp for program in self.programs for stamp in program.take_stamps()]
+
     def go(self) -> None:
         """Start them."""
         for program in self.programs:
@@ -179,7 +189,7 @@ class SystemUnderTest:
         self.remaining: str = values["remaining"]
         self.versions: dict[str, str] = values["versions"]
         self.statements: dict[str, str | None] = values
-        """The optional statements of the system: ``finish`` and ``lock``."""
+        """The optional statements of the system: ``finish``, ``lock`` and ``due``."""
 
     @classmethod
     @contextlib.contextmanager
@@ -228,6 +238,11 @@ class SystemUnderTest:
         cursor = self._admin.execute(statement.encode())
         row = cursor.fetchone() if cursor.description else None
         return row[0] if row else None
+
+    def row(self, query: str) -> tuple[Any, ...]:
+        """Return the only row of a query."""
+        [row] = self._admin.execute(query.encode()).fetchall()
+        return row
 
     def has_jobs(self) -> bool:
         """Return whether there is an unfinished job."""

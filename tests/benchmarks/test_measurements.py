@@ -13,14 +13,16 @@ import pytest
 import sqlalchemy as sa
 from sqlalchemy.orm import Session
 
-from docs.benchmarks import history, runs
+from docs.benchmarks import history, runs, snapshot
 from docs.benchmarks.beside_raw.measures import cell, medians
 from docs.benchmarks.report import Sample, Summary, join, quantile, read, summarise, write
 from docs.benchmarks.run import OWN, QUICK_SYSTEMS, QUICK_WORKLOADS
 from docs.benchmarks.runs import Run
 from docs.benchmarks.server import bench_server
+from docs.benchmarks.snapshot import OURS, PEERS, Minute, measure
 from docs.benchmarks.sqlite.__main__ import cases, file
 from docs.benchmarks.sqlite.sides import LibrarySqlite, RawSqlite
+from docs.benchmarks.system_under_test import SystemUnderTest
 from docs.benchmarks.systems import FLOW, SYSTEMS
 from docs.benchmarks.systems.protocol import RunLog, payloads
 from docs.benchmarks.systems.sqlaqueue_consumer import make_model
@@ -169,7 +171,7 @@ def blocks(text: str) -> dict[str, str]:
 
 
 def test_the_page_has_every_table_and_no_other() -> None:
-    assert set(blocks(PAGE.read_text())) == {*TABLES, "costs", "about", "flow-about"}
+    assert set(blocks(PAGE.read_text())) == {*TABLES, "costs", "about", "flow-about", "snapshot"}
 
 
 def test_the_page_shows_costs_json() -> None:
@@ -373,3 +375,42 @@ def test_a_workload_of_this_process_is_measured(workload: str, system: str) -> N
     assert min(found.values()) >= 0
     columns = {column.figure for columns in TABLES.values() for column in columns if column.workload == workload}
     assert columns <= {*found, "notifications"}
+
+
+# -- a steady load while a snapshot is open ------------------------------------------------------------------------
+
+
+def test_a_steady_load_meets_an_open_snapshot(monkeypatch: pytest.MonkeyPatch) -> None:
+    """All figures are real: the load arrives, is handled, and leaves dead rows that the snapshot keeps."""
+    own = [sys.executable, "-m", "docs.benchmarks.systems.sqlaqueue_consumer"]
+    monkeypatch.setattr("docs.benchmarks.system_under_test.command_of", lambda _: own)
+    with bench_server(durable=False) as server, SystemUnderTest.on(server, SYSTEMS[OURS[0]]) as sut:
+        first, *_, last = measure(sut, minutes=0.1, rate=50, every=2)
+        [left] = sut.row("SELECT count(*) FROM job")
+    assert last.minute >= 0.1
+    assert min(first.rate + last.rate, first.sent + last.sent, last.p99, last.table_mib, last.index_mib) > 0
+    assert last.dead > first.dead
+    assert last.held > first.held > 0
+    assert last.cpu > 0
+    assert (last.oldest > 0) == (last.due > 0)
+    # Finished jobs are deleted, and no more than the load can be left.
+    assert left <= 50 * 8
+
+
+def minutes_of(system: str, *rates: float) -> list[dict[str, Any]]:
+    rest = {"sent": 800, "oldest": 0.5, "p99": 0.25, "cpu": 0.3, "table_mib": 10, "index_mib": 5, "held": 9}
+    return [
+        {"system": system, "minute": number, "rate": rate, "due": 3 * number, "dead": 1000 * number, **rest}
+        for number, rate in enumerate(rates, start=1)
+    ]
+
+
+def test_the_table_has_the_first_and_the_last_minute() -> None:
+    lines = [*minutes_of(PEERS[0], 700), *minutes_of(OURS[0], 800, 790, 801)]
+    assert snapshot.table(lines).splitlines()[2:] == [
+        f"| {OURS[0]} | 1 | 800 | 3.00 | 0.5 | 0.25 | 0.3 | 1,000 | 10.0 | 5.00 |",
+        f"| {OURS[0]} | 3 | 801 | 9.00 | 0.5 | 0.25 | 0.3 | 3,000 | 10.0 | 5.00 |",
+        f"| {PEERS[0]} | 1 | 700 | 3.00 | 0.5 | 0.25 | 0.3 | 1,000 | 10.0 | 5.00 |",
+    ]
+    assert [one.rate for one in snapshot.by_system(lines)[OURS[0]]] == [800, 790, 801]
+    assert Minute.__dataclass_fields__.keys() == minutes_of(OURS[0], 1)[0].keys() - {"system"}

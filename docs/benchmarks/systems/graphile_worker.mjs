@@ -24,6 +24,8 @@ await main({
     return {
       remaining: "SELECT 1 FROM graphile_worker._private_jobs WHERE run_at <= now()",
       versions: await versions(),
+      due: `SELECT count(*), extract(epoch FROM now() - min(run_at))
+        FROM graphile_worker._private_jobs WHERE run_at <= now()`,
       // Finished jobs are deleted.
       lock: "SELECT 1 FROM graphile_worker._private_jobs ORDER BY priority, run_at, id LIMIT 1 FOR UPDATE",
     };

@@ -31,7 +31,9 @@ class Pgqueuer(Adapter):
         await Queries(AsyncpgDriver(connection)).install()
         await connection.close()
         # It moves finished jobs to a log table, so there is no statement to finish jobs.
+        age = "extract(epoch FROM now() - min(execute_after))"
         statements = {
+            "due": f"SELECT count(*), {age} FROM pgqueuer WHERE execute_after <= now()",
             "lock": "SELECT 1 FROM pgqueuer WHERE status = 'queued' ORDER BY priority DESC, id LIMIT 1 FOR UPDATE",
         }
         return "SELECT 1 FROM pgqueuer WHERE execute_after <= now()", version_of("pgqueuer", "asyncpg"), statements

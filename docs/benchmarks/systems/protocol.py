@@ -6,7 +6,8 @@ has a subclass of :class:`Adapter` and ends with ``main(ItsAdapter)``; ``protoco
 ``PROGRAM prepare OPTIONS``
     creates the schema in an empty database, and prints ``{"event": "prepared", "remaining": SQL, "versions": {...}}``.
     The SQL selects unfinished jobs that are due. Optional statements are ``finish``, which marks all jobs as finished,
-    and ``lock``, which locks the first one; cases that need them skip other systems.
+    ``lock``, which locks the first one, and ``due``, which returns the number of due jobs and for how many seconds the
+    oldest has been due. Cases that need them skip other systems.
 
 ``PROGRAM enqueue OPTIONS``
     prints ``{"event": "ready"}``, then replies to each line of its input, a request such as

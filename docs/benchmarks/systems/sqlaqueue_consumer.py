@@ -103,9 +103,11 @@ class SqlaqueueAdapter(Adapter):
         else:
             self.model.metadata.create_all(engine)
         engine.dispose()
+        age = "extract(epoch FROM now() - min(run_at))"
         remaining = "SELECT 1 FROM job WHERE status IN ('pending', 'processing') AND run_at <= now()"
         statements = {
             "finish": "UPDATE job SET status = 'completed', finished_at = now()",
+            "due": f"SELECT count(*), {age} FROM job WHERE status IN ('pending', 'processing') AND run_at <= now()",
             "lock": "SELECT 1 FROM job WHERE status = 'pending' ORDER BY priority, run_at, id LIMIT 1 FOR UPDATE",
         }
         return remaining, {"sqlaqueue": __version__, **version_of("sqlalchemy", "psycopg")}, statements

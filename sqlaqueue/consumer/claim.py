@@ -15,7 +15,7 @@ from sqlalchemy.orm.attributes import instance_state
 
 from sqlaqueue.citus import SHARD
 from sqlaqueue.consumer.outcomes import FinishedRun
-from sqlaqueue.consumer.pace import Cursor, DrainedCursor, ScanCursor, ShardTurns, WalkTimer
+from sqlaqueue.consumer.pace import Cursor, DrainedCursor, ScanCursor, ShardTurns, Trail, WalkTimer
 from sqlaqueue.consumer.quarantine import Quarantine
 from sqlaqueue.consumer.sessions import IsolationLevel
 from sqlaqueue.consumer.settings import ConsumerSettings
@@ -277,10 +277,13 @@ class Claimer:
         statements: ConsumerStatements,
         quarantine: Quarantine,
         isolation: IsolationLevel,
+        *,
+        draining: bool,
     ) -> None:
+        self._draining = draining
         self._settings, self._spec, self._bind = settings, settings.spec, settings.bind_arguments
         self._usual_statements, self._isolation = statements, isolation
-        self.quarantine, self._cursor = quarantine, ScanCursor()
+        self.quarantine, self._cursor, self._trail = quarantine, ScanCursor(), Trail()
         self.unclaimable = Unclaimable()
         self.held_back = NOTHING
         self.was_short = False
@@ -292,6 +295,7 @@ class Claimer:
         by_keys = flow is not None and flow.keys and (flow.part is None) != (flow.turn is None)
         self._freed = Freed(flow) if by_keys else None
         self._walks, self._drained = WalkTimer(), DrainedCursor()
+        self._level = self._spec.attributes.get("priority")
         self._shards = None if settings.distribution is None else ShardTurns(settings.distribution)
 
     @property
@@ -313,6 +317,7 @@ class Claimer:
         except Exception as error:
             # The next claim is to meet the same row, for which the search begins at the head.
             self._cursor.claimed(None, None, 0, 0.0)
+            self._trail = Trail()
             raise ClaimFailed(limit) from error
         self.was_short = len(jobs) < limit
         if not self.was_short:
@@ -383,14 +388,19 @@ class Claimer:
         self._isolation.begin(session)
         if self._statements.held_back is not None:
             return self._claim_admitted(session, limit, announcements)
-        cursor = self._cursor.begin()
-        jobs = self._claim_from(session, cursor, limit, announcements)
+        cursor, trail, self.held_back = self._cursor.begin(), None, NOTHING
+        # Only a scan from the head shows that no job is due, which ends a drain.
+        if cursor is None and not self._draining and self._shards is None:
+            trail = self._trail.begin()
+        jobs = self._claim_from(session, cursor or trail, limit, announcements)
         if cursor is not None and not jobs:
             cursor = None
             jobs = self._claim_from(session, cursor, limit, announcements)
         if self._shards is not None:
             # These are of one shard; others may have some as well.
             return jobs, bool(jobs)
+        if trail is not None:
+            self.held_back = HeldBack(retry_in=self._trail.until_head)
         return jobs, len(jobs) >= limit or cursor is not None
 
     def _claim_admitted(self, session: Session, limit: int, announcements: Sequence[str]) -> tuple[list[Any], bool]:
@@ -476,8 +486,12 @@ class Claimer:
         else:
             statement = statements.claim_from_cursor_and_notify if announcements else statements.claim_from_cursor
         jobs = self._execute(session, statement, parameters)
+        took = time.monotonic() - began
         ended_at = self._cursor_after(jobs) if len(jobs) >= limit else None
-        self._cursor.claimed(cursor, ended_at, len(jobs), time.monotonic() - began)
+        self._cursor.claimed(cursor, ended_at, len(jobs), took)
+        self._trail.claimed(cursor, len(jobs), took)
+        if jobs and statements.has_cursor:
+            self._trail.mark({job.__dict__.get(self._level) for job in jobs}, lambda: self._cursor_after(jobs))
         return jobs
 
     def _cursor_after(self, jobs: Sequence[Any]) -> Mapping[str, Any] | None:

@@ -131,7 +131,7 @@ class ConsumerContext:
         self.conflicts, self.waiters, self.counts = ConflictDelays(draining=draining), WaiterRegistry(), parts.counts()
         self.isolation, self._failures = IsolationLevel(settings.spec), FailuresInARow()
         self.outcome_rules = OutcomeRules(settings, self.conflicts, marks_rows=self.statements.marks_rows)
-        self.claimer = Claimer(settings, self.statements, self.quarantine, self.isolation)
+        self.claimer = Claimer(settings, self.statements, self.quarantine, self.isolation, draining=draining)
         self.settler = Settler(settings, self.statements, self.outcome_rules, self.waiters, self.isolation)
         self.polls = PollSchedule(
             self.id,
@@ -321,6 +321,8 @@ class ConsumerContext:
         """Whether a claim that has found fewer jobs than it may take has left none that another one would take."""
         quarantine = self.quarantine
         if quarantine.may_wait or quarantine.is_running or quarantine.waiting():
+            return False
+        if self.claimer.held_back.retry_in is not None:
             return False
         return not (self.flow_control or self.claimer.unclaimable or self.settings.distribution)
 

@@ -7,6 +7,7 @@ import math
 import random
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from sys import getsizeof
 from typing import Any, NamedTuple
@@ -294,7 +295,7 @@ def _document_weight(value: dict[Any, Any] | list[Any]) -> int:
 LONGEST = 4.5
 """Seconds for which jobs before the cursor may be missed: one scan has just passed them, the next one finds them."""
 
-_SHARE, _PAUSE = 20.0, 1.0
+_SHARE, _PAUSE, _SLOW_LOOK = 20.0, 1.0, 0.002
 _NOISE, _SHORTEST = 1.1, 0.0005
 _RISE, _RISE_AT_HEAD = 0.2, 0.005
 
@@ -345,7 +346,59 @@ class ScanCursor:
                 self._head_due = self._now() + min(longest, _SHARE * max(extra, 0.0))
 
 
-_SLOW_LOOK = 0.002
+_LAG, _STEP, _TRAIL_SHARE, _SLOW_SCAN, _SCAN_OF_JOB = 2.0, 0.5, 10.0, 0.02, 0.0005
+
+
+class Trail:
+    """Where claims begin that are not full: at a job that was claimed some seconds ago.
+
+    A consumer that keeps up has no cursor. While its scans from the head are slow they take a tenth of the time, and
+    claims between them follow the trail. It lags behind, so that no commit is missed that is a little late, and has
+    jobs of one priority only.
+    """
+
+    def __init__(self, now: Callable[[], float] = time.monotonic) -> None:
+        self._now, self._lock = now, threading.Lock()
+        self._marks, self._levels = deque[tuple[float, Cursor]](), set[Any]()
+        self._head_due = self._head_took = 0.0
+
+    @property
+    def until_head(self) -> float:
+        return max(self._head_due - self._now(), 0.0)
+
+    def begin(self) -> Cursor | None:
+        """Return the cursor to claim from; None means from the head, while other workers follow the trail."""
+        with self._lock:
+            now, marks = self._now(), self._marks
+            while len(marks) > 1 and marks[1][0] <= now - _LAG:
+                marks.popleft()
+            if not self._head_took or not marks or marks[0][0] > now - _LAG:
+                return None
+            if now < self._head_due:
+                return marks[0][1]
+            self._head_due = now + min(max(_PAUSE, 3 * self._head_took), LONGEST)
+            return None
+
+    def claimed(self, began_at: Cursor | None, found: int, took: float) -> None:
+        with self._lock:
+            extra = max(took - _SLOW_SCAN - _SCAN_OF_JOB * found, 0.0)
+            if began_at is None:
+                self._head_took = extra
+                self._head_due = self._now() + min(_TRAIL_SHARE * extra, max(LONGEST - 2 * took, _PAUSE))
+            elif extra > self._head_took / 2:
+                # Not dead entries make scans slow, but a busy server.
+                self._head_took = self._head_due = 0.0
+
+    def mark(self, levels: set[Any], at: Callable[[], Cursor | None]) -> None:
+        """Record that jobs of these priorities were claimed, the last of them ``at`` a position."""
+        with self._lock:
+            if len(levels) > 1 or levels != self._levels:
+                self._marks.clear()
+            now, self._levels = self._now(), levels
+            if len(levels) == 1 and (not self._marks or now - self._marks[-1][0] >= _STEP):
+                cursor = at()
+                if cursor is not None:
+                    self._marks.append((now, cursor))
 
 
 class DrainedCursor:

@@ -4,6 +4,7 @@ import asyncio
 import threading
 import time
 from collections import Counter
+from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -240,6 +241,69 @@ def test_jobs_before_the_cursor_are_found(bench: Bench) -> None:
             wait_until(lambda: len(started) >= backlog + 2)
     assert len(started) == len(set(started)) == backlog + 2
     assert {older, urgent} <= set(started)
+
+
+@pytest.fixture
+def trails(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
+    """Have claims follow a trail as if each scan from the head were slow; return which of them did."""
+    monkeypatch.setattr(pace, "_SLOW_SCAN", -10.0)
+    monkeypatch.setattr(pace, "_LAG", 0.0)
+    monkeypatch.setattr(pace, "_STEP", 0.0)
+    followed, begin, claimed = list[bool](), pace.Trail.begin, pace.Trail.claimed
+
+    def record(self: pace.Trail) -> Any:
+        found = begin(self)
+        followed.append(found is not None)
+        return found
+
+    def only_the_head_is_slow(self: pace.Trail, began_at: Any, found: int, took: float) -> None:
+        if began_at is None:
+            claimed(self, began_at, found, took)
+
+    monkeypatch.setattr(pace.Trail, "begin", record)
+    monkeypatch.setattr(pace.Trail, "claimed", only_the_head_is_slow)
+    return followed
+
+
+def complete_until(bench: Bench, condition: Callable[[], bool]) -> int:
+    """Enqueue and complete one job after another until a condition holds; return how many."""
+    number = 0
+    while number == 0 or not condition():
+        number += 1
+        assert number < 100
+        bench.enqueue(1)
+        wait_until(lambda number=number: bench.states() == {"completed": number})
+    return number
+
+
+def test_jobs_before_the_trail_are_found_by_the_next_scan_from_the_head(
+    bench: Bench, trails: list[bool], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No poll finds them: what a claim from the trail may have missed is looked for in time."""
+    monkeypatch.setattr(pace, "LONGEST", 2.0)
+    early = datetime.now(UTC) - timedelta(hours=1)
+    with bench.consumer(poll_interval=LATER).running():
+        for missed in ({"run_at": early}, {"priority": -5}):
+            done = complete_until(bench, lambda: trails[-1])
+            bench.enqueue(1, **missed)
+            wait_until(lambda done=done: bench.states() == {"completed": done + 1})
+            bench.execute("DELETE FROM job")
+
+
+def test_a_drain_finds_jobs_before_its_last_ones(
+    bench: Bench, trails: list[bool], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pace, "LONGEST", LATER)
+    early = datetime.now(UTC) - timedelta(hours=1)
+    later = [{"run_at": early}, {}, {}]
+
+    async def work(io: Any, job: Any) -> None:
+        if later:
+            bench.enqueue(1, **later.pop())
+
+    bench.enqueue(1)
+    assert bench.consumer(work).drain() == 4
+    assert bench.states() == {"completed": 4}
 
 
 # -- workers without work wait: as many are woken as there is work for, and none has to wait for its timeout -------

@@ -1,6 +1,7 @@
 """When a Consumer polls and tries again, how many jobs it claims and from where on, without a database."""
 
 import random
+from collections.abc import Sequence
 from decimal import Decimal
 from itertools import pairwise
 from typing import Any
@@ -26,6 +27,7 @@ from sqlaqueue.consumer.pace import (
     Intervals,
     RowScale,
     ScanCursor,
+    Trail,
 )
 from sqlaqueue.mapping.mixin import spec_of
 from sqlaqueue.postgresql.claim_scan import FEW
@@ -516,6 +518,78 @@ def test_one_at_a_time_scans_from_the_head(cursor: ScanCursor, clock: Clock) -> 
     assert cursor.begin() is SECOND
     cursor.claimed(None, SECOND, 10, 0.01)
     assert cursor.begin() is None
+
+
+# -- the trail: a consumer that keeps up skips the dead entries at the head as well --------------------------------
+
+
+@pytest.fixture
+def trail(clock: Clock) -> Trail:
+    return Trail(clock)
+
+
+def keep_up(
+    trail: Trail, clock: Clock, seconds: float, *, head: float, usual: float = 0.005, levels: Sequence[int] = (0,)
+) -> list[float]:
+    """Claim a few jobs every tenth of a second; return the times of the scans from the head, which take ``head``."""
+    scans, end = [], clock.time + seconds
+    while clock.time < end:
+        began = trail.begin()
+        scans += [clock.time] if began is None else []
+        took = head if began is None else usual
+        clock.time += took
+        trail.claimed(began, 5, took)
+        place = {"time": clock.time}
+        trail.mark({*levels}, lambda place=place: place)
+        clock.time += 0.1
+    return scans
+
+
+def test_each_claim_scans_the_head_while_that_is_quick(trail: Trail, clock: Clock) -> None:
+    assert len(keep_up(trail, clock, 10, head=0.01)) == pytest.approx(91, abs=1)
+
+
+@pytest.mark.parametrize("head", [0.1, 0.3, 1.0])
+def test_slow_scans_take_a_part_of_the_time_only(trail: Trail, clock: Clock, head: float) -> None:
+    keep_up(trail, clock, 5, head=head)
+    scans = keep_up(trail, clock, 60, head=head)
+    assert len(scans) * head / 60 < 0.3
+    assert max(after - before for before, after in pairwise(scans)) <= LONGEST
+
+
+def test_a_trail_lags_behind_so_that_late_commits_are_found(trail: Trail, clock: Clock) -> None:
+    keep_up(trail, clock, 30, head=0.3)
+    positions = [began for began in (trail.begin() for _ in range(2)) if began is not None]
+    assert positions
+    assert all(2.0 <= clock.time - position["time"] <= 4.0 for position in positions)
+
+
+def test_a_trail_has_jobs_of_one_priority(trail: Trail, clock: Clock) -> None:
+    """Behind its position are no jobs of other priorities, so each claim has to look for them from the head."""
+    keep_up(trail, clock, 10, head=0.3)
+    trail.mark({0, 5}, lambda: {"time": clock.time})
+    assert trail.begin() is None
+    scans = keep_up(trail, clock, 20, head=0.3, levels=(0, 5))
+    assert len(scans) == pytest.approx(50, abs=2)
+
+
+def test_a_trail_is_left_if_it_is_as_slow_as_the_head(trail: Trail, clock: Clock) -> None:
+    """Then the server is busy, and no dead entries are skipped."""
+    keep_up(trail, clock, 5, head=0.3)
+    scans = keep_up(trail, clock, 20, head=0.3, usual=0.3)
+    assert len(scans) == pytest.approx(25, abs=3)
+
+
+def test_a_claim_waits_for_no_scan_that_is_over(trail: Trail, clock: Clock) -> None:
+    keep_up(trail, clock, 5, head=0.3)
+    while trail.begin() is not None:
+        clock.time += 0.1
+    # One scans from the head, and others follow the trail meanwhile.
+    assert trail.begin() is not None
+    assert trail.until_head > 0
+    trail.claimed(None, 5, 0.01)
+    assert trail.until_head == 0
+    assert trail.begin() is None
 
 
 def test_no_second_scan_begins_while_a_long_one_runs(cursor: ScanCursor, clock: Clock) -> None:

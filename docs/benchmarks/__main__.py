@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 from docs.benchmarks.installations import HOME
-from docs.benchmarks.run import OWN, QUICK_SYSTEMS, QUICK_WORKLOADS, run
+from docs.benchmarks.run import FULL_WORKLOADS, OWN, QUICK_SYSTEMS, QUICK_WORKLOADS, run
 from docs.benchmarks.systems import SYSTEMS
 from docs.benchmarks.tables import PAGE
 from docs.benchmarks.workloads import WORKLOADS
@@ -46,6 +46,16 @@ def main() -> int:
     tables.add_argument("results", type=Path, nargs="*", default=[RESULTS])
     tables.add_argument("--page", type=Path, default=PAGE)
 
+    faults = commands.add_parser("faults", help="put systems under faults, and fill docs/evidence/faults-compared.md")
+    faults.add_argument("--case", action="append", default=[], help="only this case; may be repeated")
+    faults.add_argument(
+        "--only", action="append", default=[], help="only systems whose name has this prefix; may be repeated"
+    )
+    faults.add_argument("--repeat", type=int, default=1, help="1 by default; the tables have the medians")
+    faults.add_argument("--quick", action="store_true", help="a few seconds of each case, as a test; fills no table")
+    faults.add_argument("--postgres", type=int, help="major version of PostgreSQL; the newest by default")
+    faults.add_argument("--output", type=Path, default=HOME / "faults.json")
+
     plots = commands.add_parser("plots", help="plot the results")
     plots.add_argument("results", type=Path, nargs="*", default=[RESULTS])
     plots.add_argument("--directory", type=Path, default=HOME / "plots")
@@ -81,7 +91,7 @@ def _run(arguments: argparse.Namespace) -> int:
         return (not only or name.startswith(tuple(only))) and not name.startswith(tuple(arguments.without))
 
     failures = run(
-        arguments.workload or (QUICK_WORKLOADS if quick else (*WORKLOADS, *OWN)),
+        arguments.workload or (QUICK_WORKLOADS if quick else FULL_WORKLOADS),
         selected,
         cases=lambda case: case in arguments.case if arguments.case else not (quick and case == "50 idle workers"),
         repeat=arguments.repeat or (1 if quick else 3),
@@ -105,6 +115,25 @@ def _tables(arguments: argparse.Namespace) -> None:
     from docs.benchmarks.tables import fill
 
     fill(arguments.results, arguments.page)
+
+
+def _faults(arguments: argparse.Namespace) -> int:
+    from docs.benchmarks.tables import FAULTS_PAGE, fill
+
+    failures = run(
+        ["faults"],
+        lambda system: "faults" in system.workloads and system.name.startswith(tuple(arguments.only) or ""),
+        cases=lambda case: case in arguments.case if arguments.case else True,
+        repeat=arguments.repeat,
+        small=arguments.quick,
+        postgres=arguments.postgres,
+        output=arguments.output,
+    )
+    print(f"\n{len(failures)} failures; the results are in {arguments.output}")
+    if not arguments.quick:
+        fill([arguments.output], FAULTS_PAGE)
+        print(f"the tables are in {FAULTS_PAGE}")
+    return 1 if failures else 0
 
 
 def _plots(arguments: argparse.Namespace) -> None:

@@ -16,10 +16,13 @@ from docs.benchmarks import commits, installations, report, writing
 from docs.benchmarks.server import BenchServer, bench_server
 from docs.benchmarks.system_under_test import SystemFailedError, SystemUnderTest
 from docs.benchmarks.systems import STRATEGIES, SYSTEMS, TUNED, System
-from docs.benchmarks.workloads import FULL, SMALL, Case, Size, cases_of, participants
+from docs.benchmarks.workloads import FULL, SMALL, WORKLOADS, Case, Size, cases_of, participants
 
 OWN: dict[str, Any] = {"writing": writing, "commits": commits}
 """Workloads that run in this process. Each has the names of its cases and systems, and measures one of both."""
+
+FULL_WORKLOADS = (*(workload for workload in WORKLOADS if workload != "faults"), *OWN)
+"""What is measured without a choice. The workload ``faults`` has a command and a page of its own."""
 
 QUICK_WORKLOADS = ("drain", "enqueue", "latency", "writing", "commits")
 QUICK_SYSTEMS = (

@@ -85,9 +85,18 @@ class Program:
         self._process.stdin.write(line.encode() + b"\n")
         self._process.stdin.flush()
 
+    @property
+    def has_ended(self) -> bool:
+        """Whether the process has ended."""
+        return self._process.poll() is not None
+
+    def last_error(self) -> str:
+        """Return the last line that it has written to its standard error; empty without one."""
+        return (self._stderr().splitlines() or [""])[-1]
+
     def check(self) -> None:
         """Raise SystemFailedError if it has ended."""
-        if self._process.poll() is not None:
+        if self.has_ended:
             raise SystemFailedError(f"{self._name} ended:\n{self._stderr()}")
 
     def end(self) -> None:
@@ -254,6 +263,11 @@ class SystemUnderTest:
             self.execute("VACUUM ANALYZE")
         self.server.checkpoint()
 
+    def reconnect(self) -> None:
+        """Connect again after a restart of the server."""
+        self._admin.close()
+        self._admin = psycopg.connect(self.url, autocommit=True)
+
     def wal_bytes(self) -> int:
         """Return how many bytes of WAL the server has written."""
         return int(self.execute("SELECT pg_wal_lsn_diff(pg_current_wal_insert_lsn(), '0/0')"))
@@ -268,10 +282,14 @@ class SystemUnderTest:
 
     # -- workers ------------------------------------------------------------------------------------------------------
 
+    def worker(self, **options: Any) -> Program:
+        """Start one worker process; the caller waits for ``ready``, sends ``go``, and ends it."""
+        return self._program("work", **options)
+
     @contextlib.contextmanager
     def workers(self, number: int = 1, handler: str = "read", **options: Any) -> Iterator[Workers]:
         """Start worker processes, and wait until all of them are ready."""
-        programs = [self._program("work", handler=handler, processes=number, **options) for _ in range(number)]
+        programs = [self.worker(handler=handler, processes=number, **options) for _ in range(number)]
         try:
             for program in programs:
                 program.wait_for("ready")

@@ -1,4 +1,4 @@
-"""Write the results into the tables of docs/evidence/benchmarks.md.
+"""Write the results into the tables of docs/evidence/benchmarks.md and docs/evidence/faults-compared.md.
 
 A table is between ``<!-- table: NAME -->`` and ``<!-- /table -->``, and is replaced if there are results for it.
 """
@@ -6,6 +6,7 @@ A table is between ``<!-- table: NAME -->`` and ``<!-- /table -->``, and is repl
 from __future__ import annotations
 
 import json
+import math
 import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -13,10 +14,12 @@ from pathlib import Path
 
 from docs.benchmarks import report
 from docs.benchmarks.report import Summary
+from docs.benchmarks.systems import SYSTEMS
 
 BLOCK = re.compile(r"(<!-- table: ([\w-]+) -->\n)(.*?)(<!-- /table -->)", re.DOTALL)
 
 PAGE = Path(__file__).parents[1] / "evidence" / "benchmarks.md"
+FAULTS_PAGE = PAGE.with_name("faults-compared.md")
 COSTS = Path(__file__).parents[2] / "tests" / "benchmarks" / "costs.json"
 
 
@@ -26,6 +29,7 @@ class Column:
 
     :param ratio: whether to show the ratio to the reference as well.
     :param show: formats a value.
+    :param worst: whether to show the largest value of all runs instead of the median, as one loss is a loss.
     """
 
     head: str
@@ -34,6 +38,7 @@ class Column:
     figure: str
     show: Callable[[float], str]
     ratio: bool = False
+    worst: bool = False
 
 
 def significant(value: float) -> str:
@@ -47,6 +52,11 @@ def significant(value: float) -> str:
 def whole(value: float) -> str:
     """Format a whole number."""
     return f"{value:.0f}"
+
+
+def seconds(value: float) -> str:
+    """Format a duration in seconds; an infinite one has no end."""
+    return "never" if value == math.inf else f"{value:.1f}"
 
 
 TABLES: dict[str, Sequence[Column]] = {
@@ -181,7 +191,34 @@ TABLES: dict[str, Sequence[Column]] = {
         Column("ms", "flow_claims", "10 k keys, all but 10 at their limit", "idle_ms", significant),
     ],
 }
-"""The columns of each table, by its name."""
+"""The columns of each table of `PAGE`, by its name."""
+
+FAULT_TABLES: dict[str, Sequence[Column]] = {
+    f"faults-{case.replace(' ', '-')}": [
+        Column("lost", "faults", case, "lost", whole, worst=True),
+        Column("twice", "faults", case, "twice", whole, worst=True),
+        Column("not marked", "faults", case, "unfinished", whole, worst=True),
+        Column("recovery, s", "faults", case, "recovery_s", seconds, worst=True),
+        Column("longest wait, s", "faults", case, "longest_wait_s", seconds, worst=True),
+        Column("rate kept", "faults", case, "kept", "{:.0%}".format),
+        Column("exits", "faults", case, "exits", whole),
+        Column(struck.replace("_", " "), "faults", case, struck, whole),
+        Column("jobs", "faults", case, "committed", significant),
+    ]
+    for case, struck in {
+        "processes killed": "cut_off",
+        "sessions terminated": "terminated",
+        "server crashed": "cut_off",
+        "connections refused": "terminated",
+    }.items()
+} | {
+    "faults-open-snapshot": [
+        Column("first 10 s, jobs/s", "faults", "open snapshot", "first_jobs_per_second", significant),
+        Column("last 10 s, jobs/s", "faults", "open snapshot", "last_jobs_per_second", significant),
+        Column("rate kept", "faults", "open snapshot", "kept", "{:.0%}".format),
+    ],
+}
+"""The columns of each table of `FAULTS_PAGE`, by its name."""
 
 
 def fill(results: Iterable[Path], page: Path) -> None:
@@ -189,10 +226,10 @@ def fill(results: Iterable[Path], page: Path) -> None:
     paths = [path for path in results if path.exists()]
     samples, references = report.join(paths)
     summaries = report.summarise(samples, references)
-    made = {name: table(columns, summaries) for name, columns in TABLES.items()}
-    flow = [path for path in paths if measures_flow(path)]
-    others = [path for path in paths if not measures_flow(path)]
-    made |= {"costs": costs_table(), "about": about(others), "flow-about": about(flow)}
+    made = {name: table(columns, summaries) for name, columns in (TABLES | FAULT_TABLES).items()}
+    made |= {"costs": costs_table(), "faults-settings": settings_table()}
+    for name, subject in {"about": "", "flow-about": "flow", "faults-about": "faults"}.items():
+        made[name] = about([path for path in paths if subject_of(path) == subject])
 
     def replaced(block: re.Match[str]) -> str:
         text = made[block[2]]
@@ -222,7 +259,7 @@ def _cell(column: Column, summary: Summary | None) -> str:
     if summary is None:
         return ""
     ratio = f" ({summary.ratio:.2f})" if column.ratio and summary.ratio is not None else ""
-    return column.show(summary.median) + ratio
+    return column.show(summary.most if column.worst else summary.median) + ratio
 
 
 def _line(cells: Iterable[str]) -> str:
@@ -244,9 +281,19 @@ def costs_table() -> str:
     return "\n".join(lines)
 
 
-def measures_flow(results: Path) -> bool:
-    """Return whether a file has results of flow control only, which have a description of their own."""
-    return all(sample["workload"].startswith("flow") for sample in json.loads(results.read_text())["samples"])
+def settings_table() -> str:
+    """Return the table of the systems that are put under faults, and their settings."""
+    lines = [_line(["", "settings"]), _line(["---", "---"])]
+    lines += [_line([system.name, system.fair]) for system in SYSTEMS.values() if "faults" in system.workloads]
+    return "\n".join(lines)
+
+
+def subject_of(results: Path) -> str:
+    """Return the subject of a file whose results have a description of their own: ``flow``, ``faults`` or none."""
+    measured = {sample["workload"] for sample in json.loads(results.read_text())["samples"]}
+    subjects = {workload.partition("_")[0] for workload in measured}
+    only = subjects.pop() if len(subjects) == 1 else ""
+    return only if only in {"flow", "faults"} else ""
 
 
 def about(results: Sequence[Path]) -> str:

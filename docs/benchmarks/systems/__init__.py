@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import product
 from typing import Any
@@ -23,7 +23,7 @@ class System:
     :param requirements: the packages of its environment, pinned.
     :param options: the options of its program.
     :param fair: a description of tuned settings, for the table.
-    :param workloads: the only workloads that it takes part in; empty for those that are not about flow control.
+    :param workloads: the only workloads that it takes part in; empty for all but those about flow control and faults.
     """
 
     name: str
@@ -172,16 +172,75 @@ def _flow_control() -> Iterator[System]:
     yield System("sqlaqueue plain", "sqlaqueue_consumer.py", needs, plain, workloads=("flow_claims",))
 
 
+LEASE = 10.0
+"""Seconds after which the jobs of a dead process may run again, in the systems of the workload about faults."""
+
+
+def _under_faults() -> Iterator[System]:
+    """Yield the systems that are put under faults: with the settings for a fast recovery, and with their defaults."""
+
+    def system(name: str, program: str, fair: str, **options: Any) -> System:
+        return System(name, program, REQUIREMENTS[program], options, fair, workloads=("faults",))
+
+    raw, ours, procrastinate, pgqueuer = "raw_sql.py", "sqlaqueue_consumer.py", "procrastinate.py", "pgqueuer.py"
+    leased = {"strategy": "update_status", "kind": "sync", "on_complete": "keep"}
+    held = {"strategy": "batch_select", "kind": "sync", "on_complete": "keep", "held_batch": 1}
+    # The load goes on until their leases have expired, as a job that arrives can be the cause of a look at all jobs.
+    slow = {"recovers": False, "after": 75.0}
+    twelve = {"max_concurrent_tasks": 12, "batch_size": 6}
+
+    yield system(
+        "raw row lock", raw, "the row is locked while its handler runs; a lost connection is replaced", one="locked"
+    )
+    yield system("raw deleted first", raw, "a control that must lose jobs", one="deleted first", recovers=False)
+    yield system("sqlaqueue update_status (lease 10 s)", ours, "`lease=10`", **leased, lease=LEASE)
+    yield system("sqlaqueue update_status (default lease)", ours, "`lease=60`", **leased, **slow)
+    yield system("sqlaqueue batch_select", ours, "defaults but `batch_size=1`; the row is locked", **held)
+    yield system(
+        "procrastinate (stalled jobs retried)",
+        procrastinate,
+        "the task of its guide, every 5 s; stalled after 10 s without a heartbeat; heartbeats every 3.3 s",
+        lease=LEASE,
+    )
+    yield system("procrastinate (default recovery)", procrastinate, "no task that retries stalled jobs", recovers=False)
+    yield system(
+        "pgqueuer (heartbeat timeout 10 s)",
+        pgqueuer,
+        "`heartbeat_timeout=10 s`, `shutdown_on_listener_failure=True`, `batch_size=6`, `max_concurrent_tasks=12`",
+        lease=LEASE,
+        run={**twelve, "shutdown_on_listener_failure": True},
+    )
+    yield system(
+        "pgqueuer (default recovery)",
+        pgqueuer,
+        "the heartbeat timeout is 30 s; `batch_size=6`, `max_concurrent_tasks=12`",
+        run=twelve,
+        **slow,
+    )
+
+
 REQUIREMENTS: dict[str, tuple[str, ...]] = {
+    "raw_sql.py": (PSYCOPG,),
+    "sqlaqueue_consumer.py": (SELF, SQLALCHEMY_ASYNC, PSYCOPG),
     "procrastinate.py": ("procrastinate==3.10.0", PSYCOPG),
     "pgqueuer.py": ("pgqueuer==1.6.0", "asyncpg==0.32.0", "uvloop"),
     "graphile_worker.mjs": ("graphile-worker@0.18.0", NODE_PG),
 }
 """The packages of programs that run several systems."""
 
-SYSTEMS: dict[str, System] = {
-    each.name: each
-    for each in (
+
+def _by_name(systems: Iterable[System]) -> dict[str, System]:
+    named: dict[str, System] = {}
+    for system in systems:
+        if system.name in named:
+            msg = f"two systems have the name {system.name!r}"
+            raise ValueError(msg)
+        named[system.name] = system
+    return named
+
+
+SYSTEMS: dict[str, System] = _by_name(
+    (
         *_raw(),
         *_same_statements(),
         *_sqlaqueue(),
@@ -214,6 +273,7 @@ SYSTEMS: dict[str, System] = {
             "two loops that fetch 500 and complete them",
         ),
         *_flow_control(),
+        *_under_faults(),
     )
-}
+)
 """All systems by name, in the order of the tables."""

@@ -76,6 +76,7 @@ class Pgqueuer(Adapter):
 
         meter.wait_for_go()
         arguments: dict[str, Any] = {"batch_size": 1000} if self.tuned else {}
+        arguments |= self.options.get("run", {})
         if "lease" in self.options:
             arguments["heartbeat_timeout"] = timedelta(seconds=self.options["lease"])
         await queuer.run(**arguments)

@@ -14,6 +14,12 @@ import psycopg
 
 from docs.benchmarks.systems.protocol import Adapter, Meter, main, version_of
 
+LOOK_FOR_STALLED_JOBS = "* * * * * */5"
+"""Every five seconds; the last field is seconds."""
+
+HEARTBEATS = 3
+"""How many heartbeats fit into the time after which a worker counts as stalled, as by default."""
+
 
 class Procrastinate(Adapter):
     """Runs its async worker, the recommended one."""
@@ -29,12 +35,24 @@ class Procrastinate(Adapter):
             await self.meter.handle_async(payload)
 
         self.task = handle
+        if "lease" in options:
+            self._retry_stalled_jobs(options["lease"])
+
+    def _retry_stalled_jobs(self, lease: float) -> None:
+        """Add the periodic task of its guide, for workers that have sent no heartbeat for ``lease`` seconds."""
+
+        @self.app.periodic(cron=LOOK_FOR_STALLED_JOBS)
+        @self.app.task(queueing_lock="retry_stalled_jobs", pass_context=True)
+        async def retry_stalled_jobs(context: Any, timestamp: int) -> None:
+            manager = self.app.job_manager
+            for job in await manager.get_stalled_jobs(seconds_since_heartbeat=lease):
+                await manager.retry_job(job)
 
     def prepare(self) -> Any:
         with psycopg.connect(self.url) as connection:
             connection.execute(procrastinate.schema.SchemaManager.get_schema().encode())
         remaining = (
-            "SELECT 1 FROM procrastinate_jobs WHERE status IN ('todo', 'doing') "
+            "SELECT 1 FROM procrastinate_jobs WHERE status IN ('todo', 'doing') AND task_name = 'handle' "
             "AND (scheduled_at IS NULL OR scheduled_at <= now())"
         )
         statements = {
@@ -45,6 +63,11 @@ class Procrastinate(Adapter):
         return remaining, version_of("procrastinate", "psycopg"), statements
 
     async def open(self) -> None:
+        await self.app.open_async()
+
+    async def reopen(self) -> None:
+        # Its pool replaces broken connections one by one, which would delay the producer.
+        await self.app.close_async()
         await self.app.open_async()
 
     async def enqueue(self, jobs: list[dict[str, Any]], request: Mapping[str, Any]) -> None:
@@ -66,9 +89,12 @@ class Procrastinate(Adapter):
 
     async def work(self, meter: Meter) -> None:
         self.meter = meter
-        tuned = {"concurrency": 10, "delete_jobs": "always"} if self.tuned else {}
+        tuned: dict[str, Any] = {"concurrency": 10, "delete_jobs": "always"} if self.tuned else {}
         if "concurrency" in self.options:
             tuned["concurrency"] = self.options["concurrency"]
+        if "lease" in self.options:
+            lease = self.options["lease"]
+            tuned |= {"update_heartbeat_interval": lease / HEARTBEATS, "stalled_worker_timeout": lease}
         async with self.app.open_async():
             meter.wait_for_go()
             await self.app.run_worker_async(**tuned)

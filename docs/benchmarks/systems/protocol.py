@@ -21,6 +21,9 @@ OPTIONS is a JSON object with ``url``, ``tuned``, ``handler`` (``read``, ``stamp
 seconds, and the options of the system. With ``runs``, a directory, and ``most_runs`` each worker records there when its
 handlers begin and end. With ``flow`` a system controls the flow of its jobs, whose key is the field ``account``;
 ``keys``, the number of different keys, is in the requests and in the options; ``first_key`` in requests only.
+
+A request with ``interval`` enqueues a chunk every so many seconds. With ``outlast`` an error does not end it, and the
+reply has ``acknowledged``: for each commit that has succeeded the number of its first job, of its jobs, and the time.
 """
 
 from __future__ import annotations
@@ -59,6 +62,9 @@ YOUNGEST_GENERATION = 50_000
 
 SWITCH_INTERVAL = 0.001
 """Interval of thread switching in tuned programs, in seconds."""
+
+MOST_LATE = 1.0
+"""Seconds after which a producer that outlasts faults skips a chunk, so that an outage is not followed by a burst."""
 
 _REPORT_EVERY = 0.02
 
@@ -110,7 +116,9 @@ class RunLog:
         self._record = struct.Struct(RUN_RECORD)
         self._end = struct.Struct("<d")
         self._places = itertools.count()
-        with (Path(directory) / str(os.getpid())).open("w+b") as file:
+        # A process ID alone may be that of a process that was killed before.
+        name = f"{os.getpid()}-{time.time_ns()}"
+        with (Path(directory) / name).open("w+b") as file:
             file.truncate(most * self._record.size)
             self._memory = mmap.mmap(file.fileno(), 0)
 
@@ -242,6 +250,10 @@ class Adapter:
     def open(self) -> Any:
         """Connect; called before the first `enqueue`."""
 
+    def reopen(self) -> Any:
+        """Connect again after an error."""
+        return self.open()
+
     def enqueue(self, jobs: list[dict[str, Any]], request: Mapping[str, Any]) -> Any:
         """Enqueue and commit ``jobs``: one by one if ``request["way"]`` is ``"one"``, else together.
 
@@ -299,8 +311,10 @@ async def _serve_requests(adapter: Adapter) -> None:
     first = 0
     for line in iter(sys.stdin.readline, ""):
         request = json.loads(line)
-        start = time.perf_counter()
-        if request.get("interval"):
+        start, more = time.perf_counter(), {}
+        if request.get("outlast"):
+            more["acknowledged"] = await _send_through_faults(adapter, request, first)
+        elif request.get("interval"):
             await _send_steadily(adapter, request, first)
         else:
             for chunk in _chunks(request["jobs"], request["chunk"]):
@@ -308,7 +322,7 @@ async def _serve_requests(adapter: Adapter) -> None:
                 jobs = payloads(len(chunk), first + chunk.start, keys, first_key)
                 await _maybe(adapter.enqueue(jobs, request))
         first += request["jobs"]
-        emit("enqueued", jobs=request["jobs"], seconds=time.perf_counter() - start)
+        emit("enqueued", jobs=request["jobs"], seconds=time.perf_counter() - start, **more)
 
 
 async def _send_steadily(adapter: Adapter, request: Mapping[str, Any], first: int) -> None:
@@ -319,6 +333,32 @@ async def _send_steadily(adapter: Adapter, request: Mapping[str, Any], first: in
         if wait > 0:
             await asyncio.sleep(wait)
         await _maybe(adapter.enqueue(payloads(len(chunk), first + chunk.start), request))
+
+
+async def _send_through_faults(
+    adapter: Adapter, request: Mapping[str, Any], first: int
+) -> list[tuple[int, int, float]]:
+    """Enqueue a chunk every ``interval`` seconds whatever happens; return what was acknowledged, and when.
+
+    The jobs of a chunk that has failed are not sent again: whether they were committed is unknown.
+    """
+    start, acknowledged, is_connected = time.perf_counter(), [], True
+    for number, chunk in enumerate(_chunks(request["jobs"], request["chunk"])):
+        wait = start + number * request["interval"] - time.perf_counter()
+        if wait < -MOST_LATE:
+            continue
+        await asyncio.sleep(max(wait, 0))
+        try:
+            if not is_connected:
+                await _maybe(adapter.reopen())
+                is_connected = True
+            await _maybe(adapter.enqueue(payloads(len(chunk), first + chunk.start), request))
+        except Exception as error:  # noqa: BLE001 - each driver has errors of its own, and the next chunk may succeed
+            print(f"{type(error).__name__}: {error}", file=sys.stderr)
+            is_connected = False
+        else:
+            acknowledged.append((first + chunk.start, len(chunk), time.perf_counter()))
+    return acknowledged
 
 
 def _chunks(number: int, size: int) -> Iterator[range]:

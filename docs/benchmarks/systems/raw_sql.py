@@ -1,10 +1,16 @@
-"""Psycopg without a library: claim with SKIP LOCKED, then delete the row or mark it as finished."""
+"""Psycopg without a library: claim with SKIP LOCKED, then delete the row or mark it as finished.
+
+With the option ``one`` each thread runs one job at a time. ``locked``: the row is locked while the handler runs.
+``deleted first``: the row is deleted and committed before, so that a crash loses the job. The second one is there to
+show that a lost job is found.
+"""
 
 from __future__ import annotations
 
 import json
+import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import psycopg
@@ -43,6 +49,19 @@ ENDINGS = {
     "update": "UPDATE job SET status = 2, finished_at = now() WHERE id = ANY(%s) AND status = 1",
 }
 
+LOCK_ONE = """
+SELECT id, payload FROM job WHERE queue = 'default' AND status = 0 AND run_at <= now()
+ORDER BY priority, run_at, id LIMIT 1 FOR UPDATE SKIP LOCKED
+"""
+
+TAKE_ONE = f"DELETE FROM job USING ({LOCK_ONE}) AS picked WHERE job.id = picked.id RETURNING job.id, job.payload"
+
+POLL_EVERY = 0.1
+"""Seconds between two looks of an idle thread that runs one job at a time."""
+
+RECONNECT_AFTER = 0.5
+"""Seconds from a lost connection to the next attempt to connect."""
+
 INSERT = """
 INSERT INTO job (payload, priority, run_at)
 SELECT unnest(%s::jsonb[]), %s, now() + %s * interval '1 second'
@@ -78,6 +97,56 @@ class Raw(Adapter):
         self._connection.commit()
 
     def work(self, meter: Meter) -> None:
+        if "one" in self.options:
+            self._run_one_by_one(meter)
+        else:
+            self._run_batches(meter)
+
+    def _run_one_by_one(self, meter: Meter) -> None:
+        """Run one job in each transaction, with a connection for each thread."""
+        meter.wait_for_go()
+        handle = self._delete_and_handle if self.options["one"] == "deleted first" else self._lock_and_handle
+        threads = [
+            threading.Thread(target=self._keep_running, args=(handle, meter))
+            for _ in range(self.options.get("concurrency", 1))
+        ]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+
+    def _keep_running(self, handle: Callable[[Any, Meter], bool], meter: Meter) -> None:
+        while True:
+            try:
+                with psycopg.connect(self.url) as connection:
+                    while True:
+                        if not handle(connection, meter):
+                            time.sleep(POLL_EVERY)
+            except psycopg.OperationalError:
+                time.sleep(RECONNECT_AFTER)
+
+    @staticmethod
+    def _lock_and_handle(connection: Any, meter: Meter) -> bool:
+        """Hold the lock of a row while its handler runs, then delete the row; return whether there was a job."""
+        with connection.transaction():
+            row = connection.execute(LOCK_ONE).fetchone()
+            if row is None:
+                return False
+            meter.handle(row[1])
+            connection.execute("DELETE FROM job WHERE id = %s", (row[0],))
+            return True
+
+    @staticmethod
+    def _delete_and_handle(connection: Any, meter: Meter) -> bool:
+        """Delete a row, commit, and run its handler: what a crash interrupts is lost."""
+        with connection.transaction():
+            row = connection.execute(TAKE_ONE).fetchone()
+        if row is None:
+            return False
+        meter.handle(row[1])
+        return True
+
+    def _run_batches(self, meter: Meter) -> None:
         batch, ending = self.options["batch"], ENDINGS[self.options["ending"]]
         # It listens in autocommit mode, as notifications arrive between transactions.
         listens = bool(self.options.get("listen"))

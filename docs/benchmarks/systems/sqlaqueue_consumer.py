@@ -165,7 +165,7 @@ class SqlaqueueAdapter(Adapter):
             # Waiting handlers run concurrently, without batches. A held batch has one handler, so it is small here.
             arguments |= {"concurrency": self.options["concurrency"], "batch": False}
             if spec_of(self.model).strategy.holds_transaction:
-                arguments["batch_size"] = 10
+                arguments["batch_size"] = self.options.get("held_batch", 10)
         if "lease" in self.options:
             arguments["lease"] = self.options["lease"]
         connections = arguments.get("concurrency", 1) + 1

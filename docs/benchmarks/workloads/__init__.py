@@ -9,7 +9,10 @@ from importlib import import_module
 from docs.benchmarks.system_under_test import SystemUnderTest
 from docs.benchmarks.systems import System
 
-WORKLOADS = ("drain", "enqueue", "latency", "backlog", "horizon", "scale", "flow", "flow_claims")
+WORKLOADS = ("drain", "enqueue", "latency", "backlog", "horizon", "scale", "flow", "flow_claims", "faults")
+
+NAMED = ("flow", "flow_claims", "faults")
+"""Workloads of systems that name them: other systems take no part, and those take part in no other one."""
 
 Figures = dict[str, float]
 
@@ -62,6 +65,6 @@ def cases_of(workload: str) -> Sequence[Case]:
 
 def participants(workload: str, case: Case, systems: Iterable[System]) -> list[System]:
     """Return the systems that take part in a case."""
-    about_flow = workload.startswith("flow")
-    taking_part = [one for one in systems if (workload in one.workloads if about_flow else not one.workloads)]
+    is_named = workload in NAMED
+    taking_part = [one for one in systems if (workload in one.workloads if is_named else not one.workloads)]
     return [one for one in taking_part if case.includes(one)]

@@ -1,0 +1,149 @@
+"""The comparison under faults: what it counts, its page, and that it finds lost jobs with real processes."""
+
+import math
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from docs.benchmarks import system_under_test
+from docs.benchmarks.outcome import LATE, Outcome
+from docs.benchmarks.report import Sample, Summary, summarise, write
+from docs.benchmarks.runs import Run
+from docs.benchmarks.server import bench_server
+from docs.benchmarks.system_under_test import SystemUnderTest
+from docs.benchmarks.systems import SYSTEMS, System
+from docs.benchmarks.tables import BLOCK, FAULT_TABLES, FAULTS_PAGE, PAGE, fill, seconds, settings_table, table
+from docs.benchmarks.workloads import Size, cases_of, faults
+
+pytestmark = pytest.mark.once
+
+CONTROL = "raw deleted first"
+LEASED = "sqlaqueue update_status (lease 10 s)"
+
+
+def run(number: int, begin: float, end: float = math.inf) -> Run:
+    return Run(0, number, begin, end)
+
+
+def test_a_job_is_lost_if_no_run_of_it_has_ended() -> None:
+    outcome = Outcome({1: 10.0, 2: 10.0, 3: 10.0}, [run(1, 11, 12), run(2, 11)])
+    assert (outcome.lost, outcome.cut_off, outcome.longest_wait) == (2, 1, math.inf)
+    assert outcome.recovery(fault=11.0) == math.inf
+
+
+def test_a_job_that_was_cut_off_and_ran_again_ran_once() -> None:
+    outcome = Outcome({1: 10.0}, [run(1, 10), run(1, 15, 16)])
+    assert (outcome.lost, outcome.cut_off, outcome.twice, outcome.longest_wait) == (0, 1, 0, 6.0)
+
+
+def test_a_job_ran_twice_if_two_runs_have_ended_whoever_committed_it() -> None:
+    outcome = Outcome({1: 10.0}, [run(1, 10, 11), run(1, 10, 12), run(2, 10, 11), run(2, 11, 12), run(2, 12, 13)])
+    assert outcome.twice == 2
+    assert outcome.longest_wait == 1.0
+    assert outcome.finished(0, 11) == 0
+    assert outcome.finished(11, 12) == 2
+
+
+def test_recovery_ends_with_the_last_late_job() -> None:
+    in_time, late = run(1, 10, 10 + LATE), run(2, 10, 18)
+    assert Outcome({1: 10.0, 2: 10.0}, [in_time, late]).recovery(fault=11.0) == 7.0
+    assert Outcome({1: 10.0}, [in_time]).recovery(fault=10.5) == 0.0
+    assert Outcome({2: 10.0}, [late]).recovery(fault=19.0) == 0.0
+
+
+# -- docs/evidence/faults-compared.md is generated -----------------------------------------------------------------
+CASE = ("faults", "server crashed")
+
+
+def blocks(text: str) -> dict[str, str]:
+    return {name: body.strip() for _, name, body, _ in BLOCK.findall(text)}
+
+
+def test_the_page_has_every_table_and_the_settings_of_each_system() -> None:
+    found = blocks(FAULTS_PAGE.read_text())
+    assert set(found) == {*FAULT_TABLES, "faults-about", "faults-settings"}
+    assert found["faults-settings"] == settings_table()
+
+
+def test_the_columns_are_those_of_the_cases() -> None:
+    cases = {case.name for case in cases_of("faults")}
+    assert {column.case for columns in FAULT_TABLES.values() for column in columns} == cases
+
+
+def summary_of(*values: float) -> list[Summary]:
+    return summarise([Sample(number, *CASE, "raw", "lost", value) for number, value in enumerate(values)], {})
+
+
+def test_a_loss_in_one_of_several_runs_is_shown() -> None:
+    assert table(FAULT_TABLES["faults-server-crashed"], summary_of(0, 0, 3)).splitlines()[-1] == "| raw | 3 |"
+
+
+def test_a_recovery_that_has_no_end_is_shown_as_such() -> None:
+    assert (seconds(math.inf), seconds(1.26)) == ("never", "1.3")
+
+
+def test_results_fill_this_page_and_leave_the_page_of_the_benchmarks_alone(tmp_path: Path) -> None:
+    results = tmp_path / "faults.json"
+    server = {"server_version": "18.1", "fsync": "on"}
+    about = {"date": "2026-01-02", "cores": 2, "memory_gib": 24, "python": "3.13.0", "server": server}
+    write(results, {**about, "repeat": 1, "versions": {}}, [Sample(0, *CASE, "raw", "recovery_s", math.inf)], {})
+    copies = [tmp_path / page.name for page in (FAULTS_PAGE, PAGE)]
+    for copy, page in zip(copies, (FAULTS_PAGE, PAGE), strict=True):
+        copy.write_text(page.read_text())
+        fill([results], copy)
+    filled = blocks(copies[0].read_text())
+    assert filled["faults-server-crashed"].endswith("| raw | never |")
+    assert filled["faults-about"].startswith("Measured on 2026-01-02")
+    assert copies[1].read_text() == PAGE.read_text()
+
+
+# -- with real processes -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize(
+    ("name", "fault"),
+    [
+        pytest.param(CONTROL, faults.kill_processes, id="a control loses jobs"),
+        pytest.param("raw row lock", faults.kill_processes, id="row lock, killed"),
+        pytest.param("raw row lock", faults.terminate_sessions, id="row lock, terminated"),
+        pytest.param(LEASED, faults.kill_processes, id="lease, killed"),
+        pytest.param(LEASED, faults.refuse_connections, id="lease, connections refused"),
+        pytest.param("sqlaqueue batch_select", faults.crash_server, id="batch_select, server crashed"),
+    ],
+)
+def test_only_the_control_loses_jobs(
+    name: str, fault: Callable[[faults.Stage], float], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # The systems of this repository run in the environment of the tests, so nothing is installed.
+    monkeypatch.setattr(system_under_test, "command_of", program)
+    # Most handlers are busy, so that each kill interrupts some.
+    monkeypatch.setattr(faults, "HANDLER", 0.3)
+    # What a slow machine has not finished before the fault is finished afterwards.
+    monkeypatch.setattr(faults, "STEADY", 0.0)
+    system = SYSTEMS[name]
+    options = {**system.options, **({"lease": 3.0} if "lease" in system.options else {})}
+    with bench_server(durable=False) as server, SystemUnderTest.on(server, replace(system, options=options)) as sut:
+        found = faults.under(sut, Size(0.05, 10.0), fault=fault, seconds=60)
+    assert found["committed"] > 200
+    assert found["unfinished"] == 0
+    # The fault has struck.
+    assert (found["cut_off"] > 0) == (fault is faults.kill_processes)
+    assert (found["terminated"] > 0) == (fault in {faults.terminate_sessions, faults.refuse_connections})
+    if name == CONTROL:
+        # A kill between the deletion and the handler loses a job as well.
+        assert found["lost"] >= found["cut_off"]
+        assert found["recovery_s"] == found["longest_wait_s"] == math.inf
+    else:
+        assert found["lost"] == 0
+        assert found["longest_wait_s"] < math.inf
+    if name == "raw row lock" and fault is faults.terminate_sessions:
+        # Another worker runs a job whose transaction has ended, while its first handler still runs.
+        assert found["twice"] > 0
+
+
+def program(system: System) -> list[str]:
+    return [sys.executable, "-m", f"docs.benchmarks.systems.{system.environment}"]

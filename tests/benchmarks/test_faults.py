@@ -112,7 +112,7 @@ def test_results_fill_this_page_and_leave_the_page_of_the_benchmarks_alone(tmp_p
         pytest.param("raw row lock", faults.terminate_sessions, id="row lock, terminated"),
         pytest.param(LEASED, faults.kill_processes, id="lease, killed"),
         pytest.param(LEASED, faults.refuse_connections, id="lease, connections refused"),
-        pytest.param("sqlaqueue batch_select", faults.crash_server, id="batch_select, server crashed"),
+        pytest.param("sqlaqueue batch_select (batch_size=1)", faults.crash_server, id="batch_select, server crashed"),
     ],
 )
 def test_only_the_control_loses_jobs(

@@ -184,7 +184,7 @@ def _under_faults() -> Iterator[System]:
 
     raw, ours, procrastinate, pgqueuer = "raw_sql.py", "sqlaqueue_consumer.py", "procrastinate.py", "pgqueuer.py"
     leased = {"strategy": "update_status", "kind": "sync", "on_complete": "keep"}
-    held = {"strategy": "batch_select", "kind": "sync", "on_complete": "keep", "held_batch": 1}
+    held = {"strategy": "batch_select", "kind": "sync", "on_complete": "keep"}
     # The load goes on until their leases have expired, as a job that arrives can be the cause of a look at all jobs.
     slow = {"recovers": False, "after": 75.0}
     twelve = {"max_concurrent_tasks": 12, "batch_size": 6}
@@ -195,7 +195,17 @@ def _under_faults() -> Iterator[System]:
     yield system("raw deleted first", raw, "a control that must lose jobs", one="deleted first", recovers=False)
     yield system("sqlaqueue update_status (lease 10 s)", ours, "`lease=10`", **leased, lease=LEASE)
     yield system("sqlaqueue update_status (default lease)", ours, "`lease=60`", **leased, **slow)
-    yield system("sqlaqueue batch_select", ours, "defaults but `batch_size=1`; the row is locked", **held)
+    yield system(
+        "sqlaqueue batch_select (batch_size=1)", ours, "`batch_size=1`: one row is locked", **held, held_batch=1
+    )
+    yield system(
+        "sqlaqueue batch_select (default batches)",
+        ours,
+        "the rows of about a second's jobs are locked",
+        **held,
+        held_batch=None,
+        recovers=False,
+    )
     yield system(
         "procrastinate (stalled jobs retried)",
         procrastinate,

@@ -221,15 +221,20 @@ def _includes(system: System) -> bool:
     return "faults" in system.workloads
 
 
+def _is_a_queue(system: System) -> bool:
+    """Return whether a system is no control, which can lose jobs with its process only."""
+    return _includes(system) and system.options.get("one") != "deleted first"
+
+
 def _recovers(system: System) -> bool:
-    """Return whether a system has the settings for a fast recovery, and is no control."""
+    """Return whether a system has the settings for a fast recovery."""
     return _includes(system) and bool(system.options.get("recovers", True))
 
 
 CASES = [
     Case("processes killed", partial(under, fault=kill_processes, seconds=60), _includes, REFERENCE),
-    Case("sessions terminated", partial(under, fault=terminate_sessions, seconds=60), _includes, REFERENCE),
+    Case("sessions terminated", partial(under, fault=terminate_sessions, seconds=60), _is_a_queue, REFERENCE),
     Case("server crashed", partial(under, fault=crash_server, seconds=10), _recovers, REFERENCE),
     Case("connections refused", partial(under, fault=refuse_connections, seconds=20), _recovers, REFERENCE),
-    Case("open snapshot", partial(horizon.hold, snapshot=True), _recovers, REFERENCE),
+    Case("open snapshot", partial(horizon.hold, snapshot=True, concurrency=HANDLERS), _recovers, REFERENCE),
 ]

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import time
 from functools import partial
+from typing import Any
 
 import psycopg
 
@@ -21,14 +22,17 @@ AHEAD = 50_000
 CHUNK = 10_000
 
 
-def hold(sut: SystemUnderTest, size: Size, *, snapshot: bool) -> Figures:
-    """Run jobs with or without an open snapshot, while the queue is kept filled."""
+def hold(sut: SystemUnderTest, size: Size, *, snapshot: bool, **options: Any) -> Figures:
+    """Run jobs with or without an open snapshot, while the queue is kept filled.
+
+    :param options: more options of the worker.
+    """
     held = max(size.seconds(HELD), 4.0)
     window = held * WINDOW / HELD
     ahead, chunk = size.jobs(AHEAD), size.jobs(CHUNK)
     sut.enqueue(ahead, way="fill")
     sut.checkpoint()
-    with psycopg.connect(sut.url) as holder, sut.workers() as workers:
+    with psycopg.connect(sut.url) as holder, sut.workers(**options) as workers:
         holder.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ")
         holder.execute("SELECT 1")
         if not snapshot:

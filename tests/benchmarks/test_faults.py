@@ -1,22 +1,30 @@
 """The comparison under faults: what it counts, its page, and that it finds lost jobs with real processes."""
 
+import asyncio
 import math
+import os
+import signal
 import sys
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
+import psycopg
 import pytest
 
-from docs.benchmarks import system_under_test
+from docs.benchmarks import crew, runs, system_under_test
 from docs.benchmarks.outcome import LATE, Outcome
 from docs.benchmarks.report import Sample, Summary, summarise, write
 from docs.benchmarks.runs import Run
 from docs.benchmarks.server import bench_server
 from docs.benchmarks.system_under_test import SystemUnderTest
-from docs.benchmarks.systems import SYSTEMS, System
+from docs.benchmarks.systems import SYSTEMS, System, _by_name, protocol
+from docs.benchmarks.systems.raw_sql import Raw
 from docs.benchmarks.tables import BLOCK, FAULT_TABLES, FAULTS_PAGE, PAGE, fill, seconds, settings_table, table
 from docs.benchmarks.workloads import Size, cases_of, faults
+from tests.servers import Database
 
 pytestmark = pytest.mark.once
 
@@ -52,6 +60,77 @@ def test_recovery_ends_with_the_last_late_job() -> None:
     assert Outcome({1: 10.0, 2: 10.0}, [in_time, late]).recovery(fault=11.0) == 7.0
     assert Outcome({1: 10.0}, [in_time]).recovery(fault=10.5) == 0.0
     assert Outcome({2: 10.0}, [late]).recovery(fault=19.0) == 0.0
+
+
+# -- the producer, the record and the processes --------------------------------------------------------------------
+
+
+class Interrupted(Raw):
+    """Loses its connection before the second chunk."""
+
+    chunks = 0
+
+    def enqueue(self, jobs: list[dict[str, Any]], request: Mapping[str, Any]) -> None:
+        self.chunks += 1
+        if self.chunks == 2:
+            with psycopg.connect(self.url, autocommit=True) as other:
+                other.execute("SELECT pg_terminate_backend(%s, 5000)", (self._connection.info.backend_pid,))
+        super().enqueue(jobs, request)
+
+
+def test_a_producer_continues_and_reports_what_was_acknowledged(database: Database) -> None:
+    producer = Interrupted({"url": database.dsn})
+    producer.prepare()
+    producer.open()
+    request = {"jobs": 6, "chunk": 2, "interval": 0.01, "way": "bulk"}
+    acknowledged = asyncio.run(protocol._send_through_faults(producer, request, first=10))
+    producer._connection.close()
+    assert [(first, jobs) for first, jobs, _ in acknowledged] == [(10, 2), (14, 2)]
+    with database.connect() as connection:
+        rows = connection.execute("SELECT payload->>'reference' FROM job ORDER BY id").fetchall()
+    assert [int(reference, 16) for (reference,) in rows] == [10, 11, 14, 15]
+
+
+def test_a_later_process_with_the_same_id_keeps_the_record_of_the_earlier_one(tmp_path: Path) -> None:
+    for number in (1, 2):
+        log = protocol.RunLog(str(tmp_path), 10)
+        log.end(log.begin(0, f"{number:x}"))
+    assert sorted(one.number for one in runs.read(tmp_path, killed=-1.0)) == [1, 2]
+
+
+def test_two_systems_of_one_name_are_refused() -> None:
+    system = next(iter(SYSTEMS.values()))
+    with pytest.raises(ValueError, match=f"two systems have the name '{system.name}'"):
+        _by_name([system, system])
+
+
+@pytest.mark.thorough
+def test_a_process_that_ends_is_started_again(database: Database, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(system_under_test, "command_of", program)
+    monkeypatch.setattr(crew, "RESTART_AFTER", 0.1)
+    system = SYSTEMS["raw row lock"]
+    started: list[system_under_test.Program] = []
+
+    def start(number: int) -> system_under_test.Program:
+        started.append(system_under_test.Program(system, "work", {**system.options, "url": database.dsn}))
+        return started[-1]
+
+    workers = crew.Crew(start, 1)
+    with workers.running():
+        workers.kill(0)
+        assert eventually(lambda: len(started) == 2, workers)
+        # It ends by itself.
+        os.kill(started[1].pid, signal.SIGTERM)
+        assert eventually(lambda: len(started) == 3, workers)
+    assert len(workers.exits) == 1
+    assert all(one.has_ended for one in started)
+
+
+def eventually(condition: Callable[[], bool], workers: crew.Crew) -> bool:
+    deadline = time.monotonic() + 30
+    while not condition() and time.monotonic() < deadline:
+        workers.tend()
+    return condition()
 
 
 # -- docs/evidence/faults-compared.md is generated -----------------------------------------------------------------
@@ -128,11 +207,14 @@ def test_only_the_control_loses_jobs(
     options = {**system.options, **({"lease": 3.0} if "lease" in system.options else {})}
     with bench_server(durable=False) as server, SystemUnderTest.on(server, replace(system, options=options)) as sut:
         found = faults.under(sut, Size(0.05, 10.0), fault=fault, seconds=60)
+        log = (server.directory / "log").read_text()
     assert found["committed"] > 200
     assert found["unfinished"] == 0
     # The fault has struck.
     assert (found["cut_off"] > 0) == (fault is faults.kill_processes)
     assert (found["terminated"] > 0) == (fault in {faults.terminate_sessions, faults.refuse_connections})
+    assert ("was not properly shut down" in log) == (fault is faults.crash_server)
+    assert ("too many connections for role" in log) == (fault is faults.refuse_connections)
     if name == CONTROL:
         # A kill between the deletion and the handler loses a job as well.
         assert found["lost"] >= found["cut_off"]

@@ -84,6 +84,10 @@ class Raw(Adapter):
     def open(self) -> None:
         self._connection = psycopg.connect(self.url)
 
+    def reopen(self) -> None:
+        self._connection.close()
+        self.open()
+
     def enqueue(self, jobs: list[dict[str, Any]], request: Mapping[str, Any]) -> None:
         values = request.get("priority", 0), request.get("delay", 0.0)
         if request["way"] == "copy":

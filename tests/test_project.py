@@ -26,7 +26,7 @@ FILES = {".".join(path.relative_to(PACKAGE.parent).with_suffix("").parts): path 
 MODULES = {name.removesuffix(".__init__"): path for name, path in FILES.items()}
 NAMESPACES = "admin alembic citus exc log otel prometheus sessions telemetry testing testing.conformance web"
 PUBLIC = ["sqlaqueue", *(f"sqlaqueue.{name}" for name in NAMESPACES.split())]
-MOST_FILES, MOST_LINES, MOST_IN_FOLDER, SMALL = 244, 700, 25, 100
+MOST_FILES, MOST_LINES, MOST_IN_FOLDER, SMALL = 245, 700, 25, 100
 SMALL_FILES: dict[str, str] = {}
 """The small files that only one other file imports, each with the reason why it is a file."""
 SEVERAL_MEANINGS = {

@@ -45,7 +45,7 @@ from sqlaqueue.consumer.notifications.polls import notify_settled
 from sqlaqueue.consumer.sessions import check_transactions, driver_connection, shared_connection_error
 from sqlaqueue.exc import ConfigurationError, DatabaseNotReadyError
 from sqlaqueue.log import database_text, logger
-from sqlaqueue.postgresql.checks_of import checks_of, checks_of_error
+from sqlaqueue.postgresql.checks_of import checks_of, checks_of_error, refuse_newer, refuse_older
 from sqlaqueue.queue.names import WAITS
 from sqlaqueue.queue.run import Key
 from sqlaqueue.queue.spec import QueueSpec
@@ -400,7 +400,11 @@ def check_ready(connection: sa.Connection, spec: QueueSpec) -> str | None:
         other.check_supported(spec)
     checks, name = checks_of(connection), spec.model.__name__
     _refuse(name, checks.missing_schema_grants(connection, spec))
+    side_tables = spec.side_tables.values()
+    # First: a newer version may also have dropped a column.
+    refuse_newer(connection, side_tables, name)
     checks.check_complete(connection, spec)
+    refuse_older(connection, side_tables, name)
     apart = checks.split_schemas(connection, spec)
     if apart is not None:
         raise DatabaseNotReadyError(apart)

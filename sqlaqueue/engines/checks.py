@@ -48,6 +48,28 @@ def lacking_parts(connection: sa.Connection, tables: Iterable[sa.Table]) -> Iter
         yield from (column for column in table.c if column.name not in known)
 
 
+def table_comments(session: Any, tables: Sequence[sa.Table]) -> dict[sa.Table, str | None]:
+    """Return the comments of tables by one query; nothing on SQLite, which has none."""
+    connection, found = _connection(session), dict[sa.Table, str | None]()
+    if not connection.dialect.supports_comments:
+        return found
+    catalog = sa.table("tables", *map(_column, _TABLE_COLUMNS), schema="information_schema")
+    by_schema: dict[str | None, list[sa.Table]] = {}
+    for table in tables:
+        by_schema.setdefault(schema_of(connection, table), []).append(table)
+    for schema, several in by_schema.items():
+        query = sa.select(catalog.c.table_name, catalog.c.table_comment).where(
+            catalog.c.table_schema == (schema or sa.func.database()),
+            catalog.c.table_name.in_([table.name for table in several]),
+        )
+        comments: dict[str, str | None] = dict(map(tuple, connection.execute(query)))
+        found |= {table: comments.get(table.name) for table in several}
+    return found
+
+
+_TABLE_COLUMNS = ("table_schema", "table_name", "table_comment")
+
+
 def _refuse_lack(session: Any, needed_by: str, lacking: Sequence[str]) -> None:
     if lacking:
         msg = (

@@ -194,6 +194,12 @@ def missing_tables(session: Executor, tables: Sequence[sa.Table]) -> list[sa.Tab
     return [table for table, oid in zip(tables, found, strict=True) if oid is None]
 
 
+def table_comments(session: Executor, tables: Sequence[sa.Table]) -> dict[sa.Table, str | None]:
+    """Return the comments of tables; that of a missing table is None, like that of a table without one."""
+    comments = [sa.func.obj_description(TableId(table), sa.literal_column("'pg_class'")) for table in tables]
+    return dict(zip(tables, session.execute(sa.select(*comments)).one(), strict=True))
+
+
 _ATTRIBUTE = system_table("pg_attribute", "attname", "attrelid", "attisdropped", "atthasdef", "attidentity")
 
 

@@ -8,8 +8,11 @@ from typing import Any, Protocol, cast
 import sqlalchemy as sa
 from sqlalchemy.exc import DBAPIError
 
+from sqlaqueue.exc import DatabaseNotReadyError
 from sqlaqueue.postgresql.catalog import ForeignKey
+from sqlaqueue.postgresql.ddl import UPDATE_COMMAND
 from sqlaqueue.queue.strategy_protocol import RequiredPrivilege, Spec
+from sqlaqueue.queue.versions import too_new, too_old
 from sqlaqueue.sql.engine import engine_of, engine_of_error
 
 
@@ -22,6 +25,7 @@ class Checks(Protocol):
 
     def check_complete(self, session: Any, spec: Spec) -> None: ...
     def check_tables(self, session: Any, tables: Sequence[sa.Table], needed_by: str) -> None: ...
+    def table_comments(self, session: Any, tables: Sequence[sa.Table]) -> dict[sa.Table, str | None]: ...
     def split_schemas(self, session: Any, spec: Spec) -> str | None: ...
     def outdated_triggers_of(self, session: Any, table: sa.Table, needed_by: str) -> str | None: ...
     def outdated_functions(self, session: Any, spec: Spec) -> str | None: ...
@@ -51,3 +55,23 @@ def _checks(other: Any) -> Checks:
     from sqlaqueue.postgresql import start_checks  # noqa: PLC0415 - reads the catalog, which enqueue() does not need
 
     return cast("Checks", start_checks)
+
+
+def refuse_newer(connection: sa.Connection, tables: Iterable[sa.Table], needed_by: str) -> None:
+    """Refuse side tables that a newer version has changed so that this one must not use them any more.
+
+    :raises DatabaseNotReadyError: with both versions, and what to do.
+    """
+    text = too_new(checks_of(connection).table_comments(connection, [*tables]))
+    if text is not None:
+        raise DatabaseNotReadyError(f"{needed_by}: {text}")
+
+
+def refuse_older(connection: sa.Connection, tables: Iterable[sa.Table], needed_by: str) -> None:
+    """Refuse side tables that have not been migrated for this version yet.
+
+    :raises DatabaseNotReadyError: with both versions, and the command that migrates.
+    """
+    text = too_old(checks_of(connection).table_comments(connection, [*tables]))
+    if text is not None:
+        raise DatabaseNotReadyError(f"{needed_by}: {text}. Run {UPDATE_COMMAND}")

@@ -17,6 +17,7 @@ from sqlalchemy.sql.elements import conv
 from sqlaqueue.notify_payloads import Payload, Signal
 from sqlaqueue.postgresql.ddl import Trigger, TriggerFunction, attach, conditional_trigger, version_comment
 from sqlaqueue.queue.names import SCHEDULE, TICK
+from sqlaqueue.queue.versions import table_comment
 from sqlaqueue.sql.portable import MomentOfInsert, Span, notify
 from sqlaqueue.sql.types import SqlText
 
@@ -127,6 +128,7 @@ def _schedules(metadata: sa.MetaData, schema: str | None) -> sa.Table:
         sa.Column("created_at", moment, nullable=False, server_default=MomentOfInsert()),
         *_checks(),
         schema=schema or sa.BLANK_SCHEMA,
+        comment=table_comment(SCHEDULE),
     )
     function = TriggerFunction(
         table,
@@ -154,4 +156,5 @@ def _ticks(metadata: sa.MetaData, schema: str | None) -> sa.Table:
         sa.Column("fired_at", moment, nullable=False, server_default=MomentOfInsert()),
         sa.Index(conv(f"ix_{TICK}_job"), "queue", "key"),
         schema=schema or sa.BLANK_SCHEMA,
+        comment=table_comment(TICK),
     )

@@ -16,6 +16,7 @@ from sqlaqueue.notify_payloads import Signal
 from sqlaqueue.postgresql.triggers import notification, wakes
 from sqlaqueue.queue.names import ATTEMPT, CONSUMERS, CONTROL, CRASH_JOURNAL, DEAD_LETTER, MINUTE, RATE
 from sqlaqueue.queue.spec import QueueSpec
+from sqlaqueue.queue.versions import table_comment
 from sqlaqueue.sql.portable import Called, MomentOfInsert, clock, converted, json_array
 from sqlaqueue.sql.types import insert_or_ignore, insert_or_replace
 
@@ -233,9 +234,11 @@ def stored_rows(row: sa.ColumnElement[Any], columns: Sequence[sa.Column[Any]]) -
 def _table(spec: QueueSpec, name: str, *columns: sa.Column[Any] | sa.Index) -> sa.Table:
     metadata, schema = spec.table.metadata, spec.table.schema
     known = metadata.tables.get(f"{schema}.{name}" if schema else name)
-    table = sa.Table(name, metadata, *columns, schema=schema or sa.BLANK_SCHEMA) if known is None else known
-    spec.side_tables[name] = table
-    return table
+    if known is None:
+        comment = table_comment(name)
+        known = sa.Table(name, metadata, *columns, schema=schema or sa.BLANK_SCHEMA, comment=comment)
+    spec.side_tables[name] = known
+    return known
 
 
 def _created_at() -> sa.Column[Any]:

@@ -14,7 +14,7 @@ from sqlalchemy.orm import Session
 
 from sqlaqueue.exc import DatabaseNotReadyError
 from sqlaqueue.postgresql import catalog
-from sqlaqueue.postgresql.catalog import Placement, foreign_keys_to, placements
+from sqlaqueue.postgresql.catalog import Placement, foreign_keys_to, placements, table_comments
 from sqlaqueue.postgresql.catalog_indexes import partitioned_tables
 from sqlaqueue.postgresql.ddl import UPDATE_COMMAND, Function, Trigger, TriggerFunction, functions_of, objects_of
 from sqlaqueue.postgresql.faults import consequence_of, only_wakes, other_schemas, other_versions, tables_apart
@@ -48,6 +48,7 @@ __all__ = [
     "policies_for",
     "row_security",
     "split_schemas",
+    "table_comments",
     "undefined_object_advice",
 ]
 

@@ -59,6 +59,7 @@ from sqlaqueue.postgresql.waits_at_commit import (
 )
 from sqlaqueue.queue.names import CONTROL, WAITS
 from sqlaqueue.queue.spec import QueueSpec, WaitRelation
+from sqlaqueue.queue.versions import table_comment
 from sqlaqueue.sql.types import SqlText, equals, object_name
 
 VERSION = 2
@@ -87,6 +88,7 @@ def changes_table(spec: QueueSpec) -> sa.Table:
         sa.Column("relation", sa.Text(), nullable=False),
         sa.Column("keys", JSONB(), nullable=False),
         schema=spec.table.schema or sa.BLANK_SCHEMA,
+        comment=table_comment(WAITS),
     )
 
 

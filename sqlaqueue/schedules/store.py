@@ -11,6 +11,7 @@ from sqlalchemy.orm import Session
 
 from sqlaqueue.exc import ConfigurationError
 from sqlaqueue.notify_payloads import Heartbeat
+from sqlaqueue.postgresql.checks_of import refuse_newer
 from sqlaqueue.postgresql.schedule_tables import schedule_notification
 from sqlaqueue.schedules.fire import recurrence_of
 from sqlaqueue.schedules.recurrence import USUAL_GRACE, current_rules, in_utc
@@ -147,8 +148,11 @@ def look(session: Session, group: ScheduleGroup, *, failing: Collection[str] = (
 
     :param failing: the names of schedules that could not be fired, and are tried again later.
     :param notify: the id of the process, to send a notification by which it learns that notifications arrive.
+    :raises DatabaseNotReadyError: if a migration has made the tables unusable for this version of sqlaqueue.
     """
     table = group.tables.schedules
+    connection = session.connection(bind_arguments=group.bind)
+    refuse_newer(connection, [table, group.tables.ticks], "a process that fires schedules")
     known = is_known(group, table)
     wanted = sa.and_(known, table.c.name.not_in(sorted(failing))) if failing else known
     planned = sa.func.coalesce(table.c.next_tick, table.c.created_at)

@@ -24,8 +24,10 @@ from sqlaqueue.flow_control.keys import flow_control
 from sqlaqueue.postgresql.catalog import sees_all
 from sqlaqueue.postgresql.due_times import upcoming_times
 from sqlaqueue.postgresql.triggers import attach_message_triggers
+from sqlaqueue.queue.names import MESSAGES
 from sqlaqueue.queue.spec import QueueSpec
 from sqlaqueue.queue.strategy_protocol import ClaimedJobs, ClaimRequest, KeyRange, Settlement, Verb
+from sqlaqueue.queue.versions import table_comment
 from sqlaqueue.sql.types import insert_or_ignore, object_name
 from sqlaqueue.strategies.base import ClaimStrategy, HeldStrategy
 from sqlaqueue.strategies.columns import add_index, column_of, named, same
@@ -116,9 +118,6 @@ class MessageStrategy(HeldStrategy):
         raise NotImplementedError
 
 
-MESSAGES = "messages"
-
-
 class DeleteReturning(MessageStrategy):
     """The strategy with the smallest hot table, for job tables that are large, wide or shared."""
 
@@ -143,6 +142,7 @@ class DeleteReturning(MessageStrategy):
                 for column in (spec.columns[role] for role in spec.order_roles)
             ),
             schema=spec.table.schema or sa.BLANK_SCHEMA,
+            comment=table_comment(MESSAGES),
         )
         spec.side_tables[MESSAGES] = messages
         if flow_control(spec) is not None:

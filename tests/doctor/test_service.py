@@ -107,10 +107,10 @@ def test_consumers_that_receive_no_notifications(patient: Patient) -> None:
 
 
 def test_consumers_of_another_version(patient: Patient) -> None:
-    add_consumer(patient, "email", version="0.0.1")
+    add_consumer(patient, "email", version="0.1.7")
     finding = patient.find("other_version", Email)
     assert finding.severity == "notice"
-    assert "web:1 (0.0.1)" in finding.summary
+    assert "web:1 (0.1.7)" in finding.summary
     patient.execute("DELETE FROM sqlaqueue_consumer")
     assert patient.codes(Email) == []
 

@@ -58,6 +58,7 @@ CHECKS: tuple[Check, ...] = (
     server.check_privileges,
     service.check_claim_plan,
     service.check_leases,
+    service.check_table_versions,
     service.check_consumers,
     service.check_due_jobs,
     service.check_leftovers,
@@ -70,6 +71,7 @@ CHECKS: tuple[Check, ...] = (
 
 _OF_SERVICE: tuple[Check, ...] = (
     service.check_leases,
+    service.check_table_versions,
     service.check_consumers,
     service.check_due_jobs,
     service.check_leftovers,

@@ -42,7 +42,9 @@ from sqlaqueue.consumer.statements import ConsumerStatements
 from sqlaqueue.exc import SqlaqueueError
 from sqlaqueue.flow_control.keys import flow_control
 from sqlaqueue.postgresql.catalog import missing_tables, sees_all
+from sqlaqueue.postgresql.checks_of import checks_of
 from sqlaqueue.postgresql.facts import TableRead
+from sqlaqueue.postgresql.faults import MIGRATION, tables_of
 from sqlaqueue.postgresql.faults_of_indexes import index_faults
 from sqlaqueue.postgresql.plans import disabled_plans, on_shards, whole_reads
 from sqlaqueue.postgresql.side_tables import PAUSE, is_of_live_consumer
@@ -53,6 +55,7 @@ from sqlaqueue.queue.options import STATES
 from sqlaqueue.queue.retry_policies import seconds
 from sqlaqueue.queue.run import key_text
 from sqlaqueue.queue.spec import QueueSpec
+from sqlaqueue.queue.versions import stopped_by, too_new, too_old
 from sqlaqueue.schedules.recurrence import ScheduleTables
 from sqlaqueue.sql.engine import schema_of
 from sqlaqueue.sql.portable import clock, converted
@@ -156,6 +159,25 @@ def _due(examination: Examination, spec: QueueSpec) -> AnySelect:
     return sa.select(*columns).select_from(first)
 
 
+def check_table_versions(examination: Examination) -> Iterator[Finding]:
+    """Find side tables that another version of sqlaqueue has migrated, or that were not migrated for this one."""
+    connection = examination.connection
+    for spec in examination.specs:
+        tables = [table for table in tables_of(spec) if table is not spec.table]
+        comments = checks_of(connection).table_comments(connection, tables)
+        newer, older = too_new(comments), too_old(comments)
+        text = newer or older
+        if text is not None:
+            yield Finding(
+                severity="critical",
+                code="table_version",
+                queue=spec.name,
+                summary=f"{text[0].upper()}{text[1:]}.",
+                consequence="No Consumer of this version starts, and those that run stop.",
+                fixes=("pip install --upgrade sqlaqueue",) if newer else (MIGRATION,),
+            )
+
+
 def check_consumers(examination: Examination) -> Iterator[Finding]:
     """Find live Consumers that receive no notifications, cannot claim some jobs, or have another version."""
     for spec in examination.specs:
@@ -184,12 +206,16 @@ def check_consumers(examination: Examination) -> Iterator[Finding]:
         others = {each.name: each.version for each in alive if each.version != __version__}
         if others:
             listed = ", ".join(f"{name} ({version})" for name, version in others.items())
+            stop = [name for name, version in others.items() if stopped_by(spec.side_tables.values(), version)]
+            consequence = "Restart them after an upgrade, so that all work with the same rules."
+            if stop:
+                consequence = f"{', '.join(stop)} cannot use the tables of {__version__}: restart with a newer version."
             yield Finding(
-                severity="notice",
+                severity="warning" if stop else "notice",
                 code="other_version",
                 queue=spec.name,
                 summary=f"Consumers of another version than {__version__} work for the queue {spec.name}: {listed}.",
-                consequence="Restart them after an upgrade, so that all work with the same rules.",
+                consequence=consequence,
                 facts={"consumers": others},
             )
 

@@ -28,7 +28,7 @@ from sqlaqueue.exc import ConfigurationError, DatabaseNotReadyError
 from sqlaqueue.log import fields, logger
 from sqlaqueue.mapping.columns import left_to_server
 from sqlaqueue.notify_payloads import Heartbeat, Payload, Signal
-from sqlaqueue.postgresql.checks_of import checks_of
+from sqlaqueue.postgresql.checks_of import checks_of, refuse_newer, refuse_older
 from sqlaqueue.queue.strategy_protocol import RequiredPrivilege
 from sqlaqueue.schedules.fire import Firing, TooSlowError, fire
 from sqlaqueue.schedules.schedule import BATCH, ScheduleGroup
@@ -339,7 +339,10 @@ def check_tables(session: Session, group: ScheduleGroup) -> tuple[sa.Engine, str
             names = ", ".join(spec.model.__name__ for spec in group.specs)
             msg = f"the schedules of {names} share their tables, but the sessions use several engines for them"
             raise ConfigurationError(msg)
-        checks.check_tables(connection, [tables.schedules, tables.ticks], "a process that fires schedules")
+        both, needed_by = [tables.schedules, tables.ticks], "a process that fires schedules"
+        refuse_newer(connection, both, needed_by)
+        checks.check_tables(connection, both, needed_by)
+        refuse_older(connection, both, needed_by)
         required = list(_required_privileges(group))
         grants = checks.grants_for(connection, required) or checks.policies_for(connection, required)
         if grants:
@@ -412,7 +415,8 @@ def _turn(process: FiringProcess, state: GroupState) -> Routine:
         pause = yield from _look_and_fire(process, state)
         state.intervals.succeeded()
     except Exception as error:
-        if not (state.started or (is_database_error(error) and may_recover(error))):
+        is_refused = isinstance(error, DatabaseNotReadyError)
+        if is_refused or not (state.started or (is_database_error(error) and may_recover(error))):
             raise
         extra = fields("schedules_error", error_kind=type(error).__name__)
         logger.warning("schedules: %s", failure_text(error), extra=extra)

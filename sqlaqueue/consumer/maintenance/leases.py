@@ -31,8 +31,10 @@ from sqlaqueue.consumer.notifications.polls import notify_released, notify_settl
 from sqlaqueue.consumer.pace import FailingClaims
 from sqlaqueue.consumer.settle import LOCK_TIMEOUT_ONE_BY_ONE, execute_for_keys, extend_claims
 from sqlaqueue.consumer.statements import LOCK_TIMEOUT
+from sqlaqueue.exc import DatabaseNotReadyError
 from sqlaqueue.log import logger
 from sqlaqueue.notify_payloads import Deregistered, Heartbeat, Signal
+from sqlaqueue.postgresql.checks_of import refuse_newer
 from sqlaqueue.postgresql.side_tables import REQUESTS, as_json, is_requested, withdraw_request
 from sqlaqueue.postgresql.triggers import notification
 from sqlaqueue.queue.names import ATTEMPT, CONSUMERS
@@ -276,7 +278,13 @@ def heartbeat(maintenance: Maintenance, now: float) -> Routine:
     beat = SentHeartbeat(listening, running, waiting, jobs, failing, expires_in=3 * pause, notify=notify)
     # Even if it fails: another try each moment would not help during an outage.
     maintenance.sent_changes = changes
-    others, moment = yield ExecuteInOwnSession(send_heartbeat, (context, beat))
+    try:
+        others, moment = yield ExecuteInOwnSession(send_heartbeat, (context, beat))
+    except DatabaseNotReadyError as error:
+        # As at a signal: what has not begun is released, and the handlers have the grace period.
+        if not context.stopping:
+            context.fail(error)
+        return
     context.clock_ahead = ahead = moment - time.monotonic()
     context.polls.heartbeat_sent(others, ahead)
 
@@ -298,9 +306,15 @@ class SentHeartbeat(NamedTuple):
 
 
 def send_heartbeat(session: Session, context: ConsumerContext, beat: SentHeartbeat) -> tuple[list[str], float]:
-    """Write the heartbeat; return the ids of the listening consumers, and the database's time since the epoch."""
+    """Write the heartbeat; return the ids of the listening consumers, and the database's time since the epoch.
+
+    :raises DatabaseNotReadyError: if a migration has made side tables unusable for this version of sqlaqueue.
+    """
     spec, settings = context.spec, context.settings
     table = spec.side_tables[CONSUMERS]
+    refuse_newer(
+        session.connection(bind_arguments=settings.bind_arguments), spec.side_tables.values(), spec.model.__name__
+    )
     host, _, pid = worker_name().rpartition(":")
     running = [[str(part) for part in run.key] for run in beat.running[:_MOST_SHOWN]]
     unclaimable: list[dict[str, Any]] = [

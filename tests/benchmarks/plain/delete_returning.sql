@@ -6,6 +6,14 @@ COMMENT ON FUNCTION sqlaqueue_message_email_sync() IS 'sqlaqueue, version 3'
 
 COMMENT ON FUNCTION sqlaqueue_wake_email() IS 'sqlaqueue, version 5'
 
+COMMENT ON TABLE sqlaqueue_consumer IS 'sqlaqueue, as of 0.1, for 0.1 and newer'
+
+COMMENT ON TABLE sqlaqueue_control IS 'sqlaqueue, as of 0.1, for 0.1 and newer'
+
+COMMENT ON TABLE sqlaqueue_crash_journal IS 'sqlaqueue, as of 0.1, for 0.1 and newer'
+
+COMMENT ON TABLE sqlaqueue_message_email IS 'sqlaqueue, as of 0.1, for 0.1 and newer'
+
 CREATE INDEX ix_sqlaqueue_message_email_claim ON sqlaqueue_message_email (priority, run_at, id)
 
 CREATE OR REPLACE FUNCTION sqlaqueue_message_email_sync() RETURNS trigger
@@ -174,13 +182,15 @@ CREATE TRIGGER sqlaqueue_wake_update_22793158 AFTER UPDATE ON email FOR EACH ROW
     sa.Column('heartbeat_at', sa.DateTime(timezone=True), nullable=False),
     sa.Column('expires_at', sa.DateTime(timezone=True), nullable=False),
     sa.Column('created_at', sa.DateTime(timezone=True), server_default=sa.text('now()'), nullable=False),
-    sa.PrimaryKeyConstraint('id')
+    sa.PrimaryKeyConstraint('id'),
+    comment='sqlaqueue, as of 0.1, for 0.1 and newer'
     )
     op.create_table('sqlaqueue_control',
     sa.Column('queue', sa.Text(), nullable=False),
     sa.Column('key', postgresql.JSONB(astext_type=Text()), nullable=False),
     sa.Column('created_at', sa.DateTime(timezone=True), server_default=sa.text('now()'), nullable=False),
-    sa.PrimaryKeyConstraint('queue', 'key')
+    sa.PrimaryKeyConstraint('queue', 'key'),
+    comment='sqlaqueue, as of 0.1, for 0.1 and newer'
     )
     op.create_table('sqlaqueue_crash_journal',
     sa.Column('id', sa.Uuid(), nullable=False),
@@ -189,13 +199,15 @@ CREATE TRIGGER sqlaqueue_wake_update_22793158 AFTER UPDATE ON email FOR EACH ROW
     sa.Column('starts', sa.Integer(), nullable=False),
     sa.Column('worker', sa.Text(), nullable=True),
     sa.Column('created_at', sa.DateTime(timezone=True), server_default=sa.text('now()'), nullable=False),
-    sa.PrimaryKeyConstraint('id')
+    sa.PrimaryKeyConstraint('id'),
+    comment='sqlaqueue, as of 0.1, for 0.1 and newer'
     )
     op.create_table('sqlaqueue_message_email',
     sa.Column('id', sa.Integer(), autoincrement=False, nullable=False),
     sa.Column('priority', sa.SmallInteger(), nullable=False),
     sa.Column('run_at', sa.DateTime(timezone=True), nullable=False),
-    sa.PrimaryKeyConstraint('id')
+    sa.PrimaryKeyConstraint('id'),
+    comment='sqlaqueue, as of 0.1, for 0.1 and newer'
     )
     op.create_index(op.f('ix_sqlaqueue_message_email_claim'), 'sqlaqueue_message_email', ['priority', 'run_at', 'id'], unique=False)
     op.set_storage_parameters(
@@ -561,6 +573,8 @@ FROM email
 WHERE true AND (SELECT count(*) AS count_1
 FROM generate_series(1, <n>) AS sqlaqueue_each_row JOIN generate_series(1, %(sqlaqueue_just_one)s::INTEGER) AS sqlaqueue_once ON true) IS NOT NULL ORDER BY email.id
  LIMIT %(param_1)s::INTEGER OFFSET %(param_2)s::INTEGER
+
+SELECT obj_description(to_regclass($sqlaqueue$sqlaqueue_control$sqlaqueue$), 'pg_class') AS obj_description_1, obj_description(to_regclass($sqlaqueue$sqlaqueue_consumer$sqlaqueue$), 'pg_class') AS obj_description_2, obj_description(to_regclass($sqlaqueue$sqlaqueue_crash_journal$sqlaqueue$), 'pg_class') AS obj_description_3, obj_description(to_regclass($sqlaqueue$sqlaqueue_message_email$sqlaqueue$), 'pg_class') AS obj_description_4
 
 SELECT quote_ident(CAST(current_user AS TEXT)) AS quote_ident_1, has_function_privilege('pg_catalog.pg_notify(text,text)', 'EXECUTE') AS has_function_privilege_1, has_table_privilege(to_regclass($sqlaqueue$email$sqlaqueue$), 'SELECT') AS has_table_privilege_1, has_table_privilege(to_regclass($sqlaqueue$email$sqlaqueue$), 'UPDATE') AS has_table_privilege_2, has_table_privilege(to_regclass($sqlaqueue$sqlaqueue_control$sqlaqueue$), 'SELECT') AS has_table_privilege_3, has_table_privilege(to_regclass($sqlaqueue$sqlaqueue_control$sqlaqueue$), 'UPDATE') AS has_table_privilege_4, has_table_privilege(to_regclass($sqlaqueue$sqlaqueue_control$sqlaqueue$), 'DELETE') AS has_table_privilege_5, has_table_privilege(to_regclass($sqlaqueue$sqlaqueue_consumer$sqlaqueue$), 'SELECT') AS has_table_privilege_6, has_table_privilege(to_regclass($sqlaqueue$sqlaqueue_consumer$sqlaqueue$), 'INSERT') AS has_table_privilege_7, has_table_privilege(to_regclass($sqlaqueue$sqlaqueue_consumer$sqlaqueue$), 'UPDATE') AS has_table_privilege_8, has_table_privilege(to_regclass($sqlaqueue$sqlaqueue_consumer$sqlaqueue$), 'DELETE') AS has_table_privilege_9, has_table_privilege(to_regclass($sqlaqueue$sqlaqueue_crash_journal$sqlaqueue$), 'SELECT') AS has_table_privilege_10, has_table_privilege(to_regclass($sqlaqueue$sqlaqueue_crash_journal$sqlaqueue$), 'INSERT') AS has_table_privilege_11, has_table_privilege(to_regclass($sqlaqueue$sqlaqueue_crash_journal$sqlaqueue$), 'UPDATE') AS has_table_privilege_12, has_table_privilege(to_regclass($sqlaqueue$sqlaqueue_crash_journal$sqlaqueue$), 'DELETE') AS has_table_privilege_13, has_table_privilege(to_regclass($sqlaqueue$sqlaqueue_message_email$sqlaqueue$), 'SELECT') AS has_table_privilege_14, has_table_privilege(to_regclass($sqlaqueue$sqlaqueue_message_email$sqlaqueue$), 'INSERT') AS has_table_privilege_15, has_table_privilege(to_regclass($sqlaqueue$sqlaqueue_message_email$sqlaqueue$), 'UPDATE') AS has_table_privilege_16, has_table_privilege(to_regclass($sqlaqueue$sqlaqueue_message_email$sqlaqueue$), 'DELETE') AS has_table_privilege_17
 

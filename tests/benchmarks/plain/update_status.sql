@@ -2,6 +2,10 @@
 
 COMMENT ON FUNCTION sqlaqueue_wake_email() IS 'sqlaqueue, version 5'
 
+COMMENT ON TABLE sqlaqueue_consumer IS 'sqlaqueue, as of 0.1, for 0.1 and newer'
+
+COMMENT ON TABLE sqlaqueue_control IS 'sqlaqueue, as of 0.1, for 0.1 and newer'
+
 CREATE INDEX ix_email_queue_claim ON email (priority, run_at, id) WHERE status = 'pending'
 
 CREATE INDEX ix_email_queue_lease ON email (lease_expires_at) WHERE status = 'processing'
@@ -133,13 +137,15 @@ CREATE TRIGGER sqlaqueue_wake_update_22793158 AFTER UPDATE ON email FOR EACH ROW
     sa.Column('heartbeat_at', sa.DateTime(timezone=True), nullable=False),
     sa.Column('expires_at', sa.DateTime(timezone=True), nullable=False),
     sa.Column('created_at', sa.DateTime(timezone=True), server_default=sa.text('now()'), nullable=False),
-    sa.PrimaryKeyConstraint('id')
+    sa.PrimaryKeyConstraint('id'),
+    comment='sqlaqueue, as of 0.1, for 0.1 and newer'
     )
     op.create_table('sqlaqueue_control',
     sa.Column('queue', sa.Text(), nullable=False),
     sa.Column('key', postgresql.JSONB(astext_type=Text()), nullable=False),
     sa.Column('created_at', sa.DateTime(timezone=True), server_default=sa.text('now()'), nullable=False),
-    sa.PrimaryKeyConstraint('queue', 'key')
+    sa.PrimaryKeyConstraint('queue', 'key'),
+    comment='sqlaqueue, as of 0.1, for 0.1 and newer'
     )
     op.create_queue_function(
         'sqlaqueue_wake_email',
@@ -390,6 +396,8 @@ SELECT email.id
 FROM email
 WHERE email.status = 'processing' AND email.lease_expires_at <= statement_timestamp() ORDER BY random()
  LIMIT %(param_1)s::INTEGER FOR NO KEY UPDATE OF email SKIP LOCKED
+
+SELECT obj_description(to_regclass($sqlaqueue$sqlaqueue_control$sqlaqueue$), 'pg_class') AS obj_description_1, obj_description(to_regclass($sqlaqueue$sqlaqueue_consumer$sqlaqueue$), 'pg_class') AS obj_description_2
 
 SELECT quote_ident(CAST(current_user AS TEXT)) AS quote_ident_1, has_function_privilege('pg_catalog.pg_notify(text,text)', 'EXECUTE') AS has_function_privilege_1, has_table_privilege(to_regclass($sqlaqueue$email$sqlaqueue$), 'SELECT') AS has_table_privilege_1, has_table_privilege(to_regclass($sqlaqueue$email$sqlaqueue$), 'UPDATE') AS has_table_privilege_2, has_table_privilege(to_regclass($sqlaqueue$sqlaqueue_control$sqlaqueue$), 'SELECT') AS has_table_privilege_3, has_table_privilege(to_regclass($sqlaqueue$sqlaqueue_control$sqlaqueue$), 'UPDATE') AS has_table_privilege_4, has_table_privilege(to_regclass($sqlaqueue$sqlaqueue_control$sqlaqueue$), 'DELETE') AS has_table_privilege_5, has_table_privilege(to_regclass($sqlaqueue$sqlaqueue_consumer$sqlaqueue$), 'SELECT') AS has_table_privilege_6, has_table_privilege(to_regclass($sqlaqueue$sqlaqueue_consumer$sqlaqueue$), 'INSERT') AS has_table_privilege_7, has_table_privilege(to_regclass($sqlaqueue$sqlaqueue_consumer$sqlaqueue$), 'UPDATE') AS has_table_privilege_8, has_table_privilege(to_regclass($sqlaqueue$sqlaqueue_consumer$sqlaqueue$), 'DELETE') AS has_table_privilege_9
 

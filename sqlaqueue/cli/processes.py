@@ -34,7 +34,7 @@ from sqlaqueue.consumer.core.signals import signal_handlers
 from sqlaqueue.consumer.sessions import check_shared_pool
 from sqlaqueue.consumer.settings import function_of
 from sqlaqueue.consumer.worker import check_ready
-from sqlaqueue.exc import HandlerNotStopped, SqlaqueueError
+from sqlaqueue.exc import DatabaseNotReadyError, HandlerNotStopped, SqlaqueueError
 from sqlaqueue.log import JobLogFilter, JSONFormatter, fields, logger
 from sqlaqueue.queue.names import CONTROL
 from sqlaqueue.queue.run import key_text
@@ -399,7 +399,9 @@ def _log_failed(consumer: ConsumerBase, error: BaseException) -> None:
     """Log an error beside the one that this process ends with."""
     kind = type(error).__name__
     extra = fields("consumer_failed", queue=consumer.queue, error_kind=kind)
-    logger.error("queue %s: %s: %s", consumer.queue, kind, first_line(error), exc_info=error, extra=extra)
+    # Where a database that is not ready was found out says nothing; the text has the fix.
+    trace = None if isinstance(error, DatabaseNotReadyError) else error
+    logger.error("queue %s: %s: %s", consumer.queue, kind, first_line(error), exc_info=trace, extra=extra)
 
 
 def _raise(consumer: ConsumerBase, error: BaseException) -> None:

@@ -27,7 +27,7 @@ from sqlaqueue.alembic.operations_on_rows import AddColumns
 from sqlaqueue.engines.waits import TRIGGERS
 from sqlaqueue.postgresql.catalog_schemas import PREFIX
 from sqlaqueue.postgresql.ddl import queue_of
-from sqlaqueue.sql.engine import engine_of
+from sqlaqueue.sql.engine import engine_of, exists_on
 from sqlaqueue.sql.types import check_dialect, object_name
 
 log = logging.getLogger(__name__)
@@ -169,7 +169,9 @@ def _indexes_of_sqlite(
         "SELECT name, sql FROM sqlite_master WHERE type = 'index' AND tbl_name = :table AND sql IS NOT NULL"
     )
     known = {row.name: row.sql for row in connection.execute(names, {"table": table.name})}
-    wanted = {} if model is None or queue_of(model) is None else {str(index.name): index for index in model.indexes}
+    indexes = [] if model is None or queue_of(model) is None else model.indexes
+    # Some are of PostgreSQL only.
+    wanted = {str(index.name): index for index in indexes if exists_on(index, connection.dialect)}
     reflected = set() if table.database_table is None else {index.name for index in table.database_table.indexes}
     by_alembic = {str(getattr(op, "index_name", "")) for op in table.modify_ops.ops}
     in_place = (alembic_ops.AddColumnOp, alembic_ops.CreateIndexOp, alembic_ops.DropIndexOp)

@@ -11,7 +11,8 @@ import itertools
 import os
 import sys
 import time
-from datetime import timedelta
+import uuid
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import sqlalchemy as sa
@@ -27,6 +28,7 @@ from sqlaqueue import (
     ConcurrencyLimit,
     Constant,
     Consumer,
+    Fail,
     FairShare,
     FunctionMixin,
     InOrder,
@@ -36,10 +38,16 @@ from sqlaqueue import (
     Retry,
     Schedule,
     Unique,
+    cancel,
+    claim,
     enqueue,
     prepare,
 )
+from sqlaqueue.admin import QueueAdmin
+from sqlaqueue.testing import fire_schedules, travel
 
+ONLY_LEASES = not os.environ.get("SQLAQUEUE_URL", "postgresql").startswith("postgresql")
+"""Whether the database has no strategies that hold a transaction."""
 SHORT = sa.String(60)
 SOON = Constant(0.05)
 
@@ -77,16 +85,6 @@ class PlainUpdate(Job):
     __queue__ = QueueConfig(strategy="update_status", retry=SOON)
 
 
-class PlainDelete(Job):
-    __tablename__ = "plain_delete"
-    __queue__ = QueueConfig(strategy="delete_returning", retry=SOON)
-
-
-class PlainBatch(Job):
-    __tablename__ = "plain_batch"
-    __queue__ = QueueConfig(strategy="batch_select", retry=SOON)
-
-
 RECORDS: dict[str, Any] = {
     "attempt_history": timedelta(days=1),
     "statistics": True,
@@ -103,28 +101,11 @@ class FullUpdate(Job):
     __queue__ = QueueConfig(strategy="update_status", flow_control=FLOW, **RECORDS)
 
 
-class FullDelete(Job):
-    __tablename__ = "full_delete"
-    __queue__ = QueueConfig(strategy="delete_returning", flow_control=FLOW, **RECORDS)
-
-
-class FullBatch(Job):
-    __tablename__ = "full_batch"
-    __queue__ = QueueConfig(strategy="batch_select", **RECORDS)
-
-
 class Ordered(Job):
     """Each customer's jobs one after the other."""
 
     __tablename__ = "ordered"
     __queue__ = QueueConfig(flow_control=[InOrder("customer")], extra_columns=("started_at",), retry=SOON)
-
-
-class Message(Job):
-    """Its rows are deleted, and jobs that fail for good become dead letters."""
-
-    __tablename__ = "message"
-    __queue__ = QueueConfig(strategy="delete_returning", rows_are_messages=True, retry=SOON)
 
 
 class Import(Job):
@@ -137,7 +118,7 @@ class Import(Job):
 
 class Line(Job):
     __tablename__ = "line"
-    __queue__ = QueueConfig(strategy="delete_returning", retry=SOON)
+    __queue__ = QueueConfig(retry=SOON)
     import_id: Mapped[int | None] = mapped_column(sa.ForeignKey("import.id"), index=True)
     batch: Mapped[Import | None] = relationship(back_populates="lines")
 
@@ -155,9 +136,39 @@ class Call(FunctionMixin, Base):
     id: Mapped[int] = mapped_column(primary_key=True)
 
 
-PLAIN: list[Any] = [PlainUpdate, PlainDelete, PlainBatch]
-FULL: list[Any] = [FullUpdate, FullDelete, FullBatch, Ordered, Message, Import, Line, Ticked]
-EVERY_SECOND = Schedule("ticked", Ticked, every=1, values={"key": "tick"})
+if not ONLY_LEASES:
+
+    class PlainDelete(Job):
+        __tablename__ = "plain_delete"
+        __queue__ = QueueConfig(strategy="delete_returning", retry=SOON)
+
+    class PlainBatch(Job):
+        __tablename__ = "plain_batch"
+        __queue__ = QueueConfig(strategy="batch_select", retry=SOON)
+
+    class FullDelete(Job):
+        __tablename__ = "full_delete"
+        __queue__ = QueueConfig(strategy="delete_returning", flow_control=FLOW, **RECORDS)
+
+    class FullBatch(Job):
+        __tablename__ = "full_batch"
+        __queue__ = QueueConfig(strategy="batch_select", **RECORDS)
+
+    class Message(Job):
+        """Its rows are deleted, and jobs that fail for good become dead letters."""
+
+        __tablename__ = "message"
+        __queue__ = QueueConfig(strategy="delete_returning", rows_are_messages=True, retry=SOON)
+
+
+PLAIN: list[Any] = [PlainUpdate] if ONLY_LEASES else [PlainUpdate, PlainDelete, PlainBatch]
+KEYED: list[Any] = [FullUpdate, Ordered] if ONLY_LEASES else [FullUpdate, FullDelete, FullBatch, Ordered]
+DELETED: list[Any] = [] if ONLY_LEASES else [Message]
+"""The queues whose rows a claim deletes."""
+FULL: list[Any] = [*KEYED, *DELETED, Import, Line, Ticked]
+KEPT: list[Any] = [*PLAIN, *KEYED]
+"""Those whose jobs have one key, and stay in the table when they have ended."""
+EVERY_SECOND = Schedule("ticked", Ticked, every=1, values={"key": "tick"}, catch_up=1000, misfire_grace=3600)
 
 sessions = sessionmaker()
 
@@ -204,7 +215,7 @@ def send(session: Session, name: str, number: int) -> None:
     """Enqueue a job of each queue, in one of several ways."""
     key = f"{name}-{number}{'-again' if number % 4 == 0 else ''}"
     customer = f"customer {number % 3}"
-    for model in (*PLAIN, FullUpdate, FullDelete, FullBatch, Ordered, Message):
+    for model in (*KEPT, *DELETED):
         values = {"key": key, "customer": customer}
         if number % 2 == 0 and not model.__queue__.unique:
             session.execute(sa.insert(model).values(values))
@@ -219,11 +230,72 @@ def send(session: Session, name: str, number: int) -> None:
     session.add(Sent(queue="call", key=key))
 
 
+def fail(_session: Session, _job: Any) -> None:
+    raise Fail("it has to fail")
+
+
+def fill(engine: sa.Engine) -> None:
+    """Create the tables, with jobs in every state, and rows in all tables of the library."""
+    Base.metadata.create_all(engine)
+    with sessions() as session:
+        session.add_all([model(key="failed") for model in (*KEPT, *DELETED)])
+        session.commit()
+        for model in (*KEPT, *DELETED):
+            Consumer(model, fail, sessions).drain()
+        for number in range(3):
+            send(session, "ended", number)
+        session.commit()
+        for consumer in consumers():
+            # The schedule fires in a process that goes on; a batch runs after its lines.
+            consumer.drain()
+        Consumer(Import, run, sessions).drain()
+        fire_schedules(session, [EVERY_SECOND])
+        travel(session, timedelta(seconds=3))
+        fire_schedules(session, [EVERY_SECOND])
+        session.commit()
+        later = datetime(2200, 1, 1, tzinfo=UTC)
+        for model in KEPT:
+            session.add_all([model(key="later", run_at=later), model(key="cancelled", run_at=later)])
+        session.add_all([model(key="later", run_at=later) for model in DELETED])
+        session.flush()
+        for model in KEPT:
+            session.execute(cancel(sa.select(model).where(model.key == "cancelled")))
+        session.commit()
+        for number in range(3, 6):
+            send(session, "due", number)
+        session.commit()
+        leave_behind(session)
+    QueueAdmin(sessions(), PLAIN[-1]).pause(reason="the upgrade", author="ada")
+
+
+def leave_behind(session: Session) -> None:
+    """Leave what a worker leaves that was killed: running jobs, its heartbeat, and its crash journal."""
+    past = datetime(2026, 1, 1, tzinfo=UTC)
+    for model in (PlainUpdate, FullUpdate, Ordered):
+        (job,) = session.scalars(claim(model, 1)).all()
+        session.commit()
+        session.execute(sa.update(model).where(model.id == job.id).values(lease_expires_at=past))
+    tables = Base.metadata.tables
+    beat = {"id": "1", "queue": "plain_update", "name": "dead:1", "host": "dead", "pid": 1, "version": "0.1.0"}
+    seen = {"listening": True, "running": [], "heartbeat_at": past, "expires_at": past}
+    session.execute(sa.insert(tables["sqlaqueue_consumer"]).values(**beat, **seen))
+    session.commit()
+    if ONLY_LEASES:
+        return
+    key = session.scalar(sa.select(PlainBatch.id).where(PlainBatch.status == "pending").order_by(PlainBatch.id))
+    entry = {"id": uuid.uuid4(), "queue": "plain_batch", "keys": [str(key)], "starts": 1, "worker": "dead:1"}
+    session.execute(sa.insert(tables["sqlaqueue_crash_journal"]).values(entry))
+    session.commit()
+
+
 def main() -> None:
     what, *arguments = sys.argv[1:]
     engine = connect()
     if what == "create":
         Base.metadata.create_all(engine)
+        return
+    if what == "fill":
+        fill(engine)
         return
     for number in itertools.count():
         with sessions() as session:

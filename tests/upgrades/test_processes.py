@@ -128,7 +128,7 @@ class Deployment:
         # A tick is fired once.
         (jobs, fired), *_ = self.query("SELECT (SELECT count(*) FROM ticked), (SELECT count(*) FROM sqlaqueue_tick)")
         assert jobs == fired > 0
-        kept = [model.__tablename__ for model in (*program.PLAIN, *program.FULL) if model is not program.Message]
+        kept = [model.__tablename__ for model in (*program.KEPT, program.Import, program.Line, program.Ticked)]
         states = [self.query(f"SELECT DISTINCT status::text FROM {table}") for table in (*kept, "call")]
         assert states == [[("completed",)]] * len(states)
         assert self.query("SELECT count(*) FROM message") == [(0,)]
@@ -213,10 +213,10 @@ def test_a_worker_beside_a_database_that_it_must_not_use(deployments: Callable[.
     with psycopg.connect(deployment.database.dsn) as connection:
         connection.execute("COMMENT ON TABLE sqlaqueue_control IS 'sqlaqueue, as of 9.1, for 9.0 and newer'")
     output = deployment.end(worker, 3)
-    assert output.count("Error: ") == 1
-    assert "Traceback" not in output.partition("Error: ")[0].rpartition("retry requested")[2]
-    assert (
-        f"this process has sqlaqueue {__version__}: start the version of the program that has sqlaqueue 9.1" in output
+    # Another queue may have noticed at the same moment, and has a line in the log.
+    assert [line for line in output.splitlines() if line.startswith("Error: ")] == output.splitlines()[-1:]
+    assert output.endswith(
+        f"this process has sqlaqueue {__version__}: start the version of the program that has sqlaqueue 9.1\n"
     )
     enqueuer.kill()
     enqueuer.wait()
@@ -227,5 +227,6 @@ def test_a_worker_beside_a_database_that_it_must_not_use(deployments: Callable[.
     assert states == {("completed", True), ("pending", False)}
     before = deployment.query("SELECT queue, key FROM effect ORDER BY queue, key")
     again = deployment.end(deployment.worker(old=False), 3)
-    assert again.count("\n") == again.count("Error: ") == 1
+    assert again.count("\n") == 1
+    assert again.startswith("Error: ")
     assert deployment.query("SELECT queue, key FROM effect ORDER BY queue, key") == before

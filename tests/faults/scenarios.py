@@ -429,9 +429,7 @@ def run_with_lost_commits(harness: Harness, action: Action) -> None:
         # Under a lease, "settle" completes a quiet job, or releases the job of the lost claim. Otherwise a job whose
         # settlement was lost runs alone; a second lost settlement would be of the same job, and would count an attempt.
         kinds: list[TransactionKind] = (
-            ["settle_with_effects", "journal_open"]
-            if harness.held
-            else ["settle_with_effects", "claim", "settle"]
+            ["settle_with_effects", "journal_open"] if harness.held else ["settle_with_effects", "claim", "settle"]
         )
         rules = [proxy.on_commit(kind, action) for kind in kinds]
         for _ in rules:

@@ -128,7 +128,9 @@ class Deployment:
         # A tick is fired once.
         (jobs, fired), *_ = self.query("SELECT (SELECT count(*) FROM ticked), (SELECT count(*) FROM sqlaqueue_tick)")
         assert jobs == fired > 0
-        kept = [model.__tablename__ for model in (*program.KEPT, program.Import, program.Line, program.Ticked)]
+        # The last tick may come while the worker stops.
+        assert {*self.query("SELECT DISTINCT status::text FROM ticked")} <= {("completed",), ("pending",)}
+        kept = [model.__tablename__ for model in (*program.KEPT, program.Import, program.Line)]
         states = [self.query(f"SELECT DISTINCT status::text FROM {table}") for table in (*kept, "call")]
         assert states == [[("completed",)]] * len(states)
         assert self.query("SELECT count(*) FROM message") == [(0,)]
@@ -221,10 +223,8 @@ def test_a_worker_beside_a_database_that_it_must_not_use(deployments: Callable[.
     enqueuer.kill()
     enqueuer.wait()
     # What it had claimed has ended or was released, and it does not start again.
-    states = {
-        (state, attempts > 0) for state, attempts in deployment.query("SELECT status::text, attempts FROM plain_update")
-    }
-    assert states == {("completed", True), ("pending", False)}
+    states = set(deployment.query("SELECT status::text FROM plain_update"))
+    assert states == {("completed",), ("pending",)}
     before = deployment.query("SELECT queue, key FROM effect ORDER BY queue, key")
     again = deployment.end(deployment.worker(old=False), 3)
     assert again.count("\n") == 1

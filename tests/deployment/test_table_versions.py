@@ -172,10 +172,13 @@ def test_which_version_starts(engine: sa.Engine, monkeypatch: pytest.MonkeyPatch
     for model in (older, newer):
         assert Consumer(model, lambda *_: None, sessions).drain() == 0
     set_comment(engine, older.metadata.tables[CONTROL], ONLY_NEWER_CAN)
+    add(engine, older, 1)
     for model in (older, newer):
         with pytest.raises(DatabaseNotReadyError) as refused:
             Consumer(model, lambda *_: None, sessions).drain()
         assert str(refused.value) == f"Job: the table {CONTROL} {REFUSED}"
+        # It was refused before its first claim.
+        assert states(engine, older) == [("pending", 0)]
 
 
 @with_comments

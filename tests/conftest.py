@@ -93,7 +93,13 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         "--seed",
         type=int,
         metavar="N",
-        help="the seed of the random choices in tests/faults, which the report of a failed test contains",
+        help="the seed of the random choices in tests/faults and tests/web; the report of a failed fault test has it",
+    )
+    parser.addoption(
+        "--inputs",
+        type=int,
+        metavar="N",
+        help="how many random requests tests/web/test_fuzz.py sends, and how many names tests/fuzz/test_names.py tries",
     )
     parser.addoption(
         "--every-mutant",

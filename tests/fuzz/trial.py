@@ -10,7 +10,7 @@ from typing import NamedTuple
 from tests.fuzz.targets import Target
 
 LONGEST_MESSAGE = 1_000
-"""Characters, besides the input, which a message may repeat."""
+"""Characters, besides the input, which a message may repeat with ten for one: ``\\U0010ffff``."""
 
 TIME_LIMIT = 5.0
 """Seconds of the processor for one input, which takes less than a millisecond. They do not depend on other programs."""
@@ -35,7 +35,7 @@ def problem_of(target: Target, text: str) -> Outcome:
         message = str(error)
         if not message.strip():
             return Outcome(f"{type(error).__name__} has no message", is_accepted=False)
-        if len(message) > LONGEST_MESSAGE + 3 * len(text):
+        if len(message) > LONGEST_MESSAGE + 10 * len(text):
             return Outcome(f"the message has {len(message)} characters", is_accepted=False)
         return Outcome("", is_accepted=False)
     except Hang:

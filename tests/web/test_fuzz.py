@@ -18,6 +18,7 @@ from sqlaqueue.schedules.store import declare
 from sqlaqueue.web import Access, Dashboard
 from sqlaqueue.web.context import PATHS
 from sqlaqueue.web.dashboard import GET, POST
+from tests.fuzz.mutations import Mutator
 from tests.shared_database import each_engine, shared
 from tests.web.conftest import client
 from tests.web.engines import FULL, make_queues
@@ -45,7 +46,22 @@ TEXTS = [
     "\u202e",
 ]
 TEXTS += ["\0", "\U0010ffff", "İ", "{{7*7}}", "=1+1", "a" * 1001, "a" * 8001, "{", "[" * 5000, '"\\ud800"', '"\\u0000"']
-NUMBERS = ["0", "1", "-1", "00", "1,2", "9" * 19, "9" * 400, "9" * 5000, "1e999", "1e999999999", "NaN", "-inf", "1.5"]
+NUMBERS = [
+    "0",
+    "1",
+    "-1",
+    "00",
+    "1,2",
+    "9" * 19,
+    "9" * 400,
+    "9" * 5000,
+    "1e999",
+    "1e999999999",
+    "1e9999999999999999999",
+    "NaN",
+    "-inf",
+    "1.5",
+]
 TIMES = [
     "2030-01-01T00:00Z",
     "2030-01-01",
@@ -87,8 +103,9 @@ USERS = {
 class Asker:
     """Makes requests, and learns from the answers: cursors, numbers of actions, and versions of jobs."""
 
-    def __init__(self, columns: Sequence[str], queues: Sequence[str]) -> None:
-        self._random = random.Random(SEED)
+    def __init__(self, columns: Sequence[str], queues: Sequence[str], seed: int) -> None:
+        self._random = random.Random(seed)
+        self._mutator = Mutator(self._random, [*TEXTS, *NUMBERS, *TIMES, *WORDS])
         self._columns, self._queues = columns, queues
         self._learned: dict[str, list[str]] = {"cursor": ["WyJpZCBpZD4iLCIxIl0"], "id": ["1"], "version": ["1"]}
 
@@ -102,7 +119,7 @@ class Asker:
 
     def value(self) -> str:
         choose = self._random.choice
-        match self._random.randrange(8):
+        match self._random.randrange(9):
             case 0:
                 return choose(self._learned[choose(["cursor", "id", "version"])])
             case 1:
@@ -111,6 +128,8 @@ class Asker:
                 return f"{cursor[:place]}{choose('Az09-_')}{cursor[place + 1 :]}"
             case 2:
                 return choose(self._columns) + choose(["", ":", ":>=", ":~", ".a:", ":5.."]) + choose([*TEXTS, *TIMES])
+            case 3:
+                return self._mutator.input()
             case _:
                 return choose(choose([TEXTS, NUMBERS, TIMES, WORDS]))
 
@@ -163,7 +182,7 @@ class Asker:
 
 @pytest.mark.thorough
 async def test_no_request_leads_to_an_error_of_the_server(
-    each_engine: sa.Engine, no_examination: None, caplog: pytest.LogCaptureFixture
+    each_engine: sa.Engine, no_examination: None, caplog: pytest.LogCaptureFixture, pytestconfig: pytest.Config
 ) -> None:
     models = make_queues()
     email, metadata = models[0], models[0].metadata
@@ -180,10 +199,12 @@ async def test_no_request_leads_to_an_error_of_the_server(
         return USERS[request.headers["x-user"]]
 
     dashboard = Dashboard(models, sessionmaker(each_engine), access=access, redact=["Email.secret"])
-    asker = Asker([column.key for column in sa.inspect(email).columns], ["email", "email", "letter", "page", "book"])
+    columns = [column.key for column in sa.inspect(email).columns]
+    seed = pytestconfig.getoption("--seed")
+    asker = Asker(columns, ["email", "email", "letter", "page", "book"], SEED if seed is None else seed)
     caplog.set_level(logging.WARNING)
     async with client(dashboard) as browser:
-        for _ in range(REQUESTS):
+        for _ in range(pytestconfig.getoption("--inputs") or REQUESTS):
             asked = asker.request()
             answer = await browser.request(**asked)
             assert answer.status_code < 500, (asked, caplog.text)

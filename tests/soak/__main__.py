@@ -34,7 +34,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.soak", description=__doc__)
     parser.add_argument("hours", type=float, nargs="?", help="how long in all, without the ends of the pieces")
     parser.add_argument("--minutes-a-piece", type=float, default=60, help="how long the same processes live")
-    parser.add_argument("--rate", type=float, default=200, help="jobs a second")
+    parser.add_argument("--rate", type=float, default=100, help="jobs a second")
     parser.add_argument("--sample-every", type=float, default=5, help="seconds between samples")
     parser.add_argument("--fault-every", type=float, nargs=2, default=(20, 60), help="least and most seconds")
     parser.add_argument("--seed", type=int, help="the seed of the first piece; the following ones count from there")

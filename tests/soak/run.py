@@ -57,7 +57,7 @@ class Plan:
     """
 
     seconds: float
-    rate: float = 200.0
+    rate: float = 100.0
     sample_every: float = 5.0
     fault_every: tuple[float, float] = (20.0, 60.0)
     seed: int = 0

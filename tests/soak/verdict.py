@@ -5,8 +5,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-WARM_UP = 300.0
-"""Seconds that are left out of the fits, but at most a third of a piece: caches and pools fill."""
+WARM_UP = 600.0
+"""Seconds that are left out of the fits, at most a third of a piece: each connection fills its cache of statements."""
 
 LIMITS = {"rss_mib": 8.0, "descriptors": 6.0, "threads": 6.0}
 """How much a line that is fitted to a figure may rise in an hour; in a shorter time as much."""

@@ -333,7 +333,7 @@ class Piece(Processes):
                 self._requeue_failed(connection)
                 query = sa.text("SELECT queue, count(*) FROM soak_expected GROUP BY queue")
                 left.clear()
-                left.update(dict(connection.execute(query).tuples()))
+                left.update((str(queue), int(number)) for queue, number in connection.execute(query))
             return not left or time.monotonic() > deadline
 
         self._pass_time(is_empty)

@@ -203,7 +203,7 @@ FAULT_TABLES: dict[str, Sequence[Column]] = {
         Column("rate kept", "faults", case, "kept", "{:.0%}".format),
         Column("exits", "faults", case, "exits", whole),
         Column(struck.replace("_", " "), "faults", case, struck, whole),
-        Column("jobs", "faults", case, "committed", significant),
+        Column("jobs", "faults", case, "committed", whole),
     ]
     for case, struck in {
         "processes killed": "cut_off",

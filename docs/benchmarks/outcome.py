@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 
 from docs.benchmarks.runs import Run
 
@@ -52,14 +52,19 @@ class Outcome:
         """The longest time in seconds from a commit to the first finished run; infinite if a job was lost."""
         return max(self._waits().values(), default=0.0)
 
-    def recovery(self, fault: float) -> float:
-        """Return the seconds from a fault to the end of the last job that was late; infinite if a job was lost.
+    def recovery(self, faults: Sequence[float]) -> float:
+        """Return the longest time in seconds from a fault until the end of a late job; infinite if a job was lost.
 
-        0 if no job was late after it.
+        The fault of a late job is the last one before it became late, or else the first one. 0 if no job was late
+        after its fault.
         """
-        waits = self._waits()
-        late = [self._end_of(number) for number, wait in waits.items() if wait > LATE]
-        return max((end - fault for end in late if end > fault), default=0.0)
+        longest = 0.0
+        for number, wait in self._waits().items():
+            if wait > LATE:
+                became_late = self.committed[number] + LATE
+                fault = max((one for one in faults if one <= became_late), default=faults[0])
+                longest = max(longest, self._end_of(number) - fault)
+        return longest
 
     def finished(self, begin: float, end: float) -> int:
         """Return how many jobs were finished for the first time within a period."""

@@ -39,7 +39,7 @@ def run(number: int, begin: float, end: float = math.inf) -> Run:
 def test_a_job_is_lost_if_no_run_of_it_has_ended() -> None:
     outcome = Outcome({1: 10.0, 2: 10.0, 3: 10.0}, [run(1, 11, 12), run(2, 11)])
     assert (outcome.lost, outcome.cut_off, outcome.longest_wait) == (2, 1, math.inf)
-    assert outcome.recovery(fault=11.0) == math.inf
+    assert outcome.recovery([11.0]) == math.inf
 
 
 def test_a_job_that_was_cut_off_and_ran_again_ran_once() -> None:
@@ -57,9 +57,16 @@ def test_a_job_ran_twice_if_two_runs_have_ended_whoever_committed_it() -> None:
 
 def test_recovery_ends_with_the_last_late_job() -> None:
     in_time, late = run(1, 10, 10 + LATE), run(2, 10, 18)
-    assert Outcome({1: 10.0, 2: 10.0}, [in_time, late]).recovery(fault=11.0) == 7.0
-    assert Outcome({1: 10.0}, [in_time]).recovery(fault=10.5) == 0.0
-    assert Outcome({2: 10.0}, [late]).recovery(fault=19.0) == 0.0
+    assert Outcome({1: 10.0, 2: 10.0}, [in_time, late]).recovery([11.0]) == 7.0
+    assert Outcome({1: 10.0}, [in_time]).recovery([10.5]) == 0.0
+    assert Outcome({2: 10.0}, [late]).recovery([19.0]) == 0.0
+
+
+def test_of_repeated_faults_the_last_one_before_a_job_is_late_counts() -> None:
+    # The last kill has hit an idle process.
+    assert Outcome({1: 10.0}, [run(1, 10), run(1, 18, 21)]).recovery([5.0, 11.0, 16.0]) == 10.0
+    # An outage began before, and its end is what a recovery is measured from.
+    assert Outcome({1: 10.0}, [run(1, 17, 18)]).recovery([15.0]) == 3.0
 
 
 # -- the producer, the record and the processes --------------------------------------------------------------------
@@ -195,7 +202,7 @@ def test_results_fill_this_page_and_leave_the_page_of_the_benchmarks_alone(tmp_p
     ],
 )
 def test_only_the_control_loses_jobs(
-    name: str, fault: Callable[[faults.Stage], float], monkeypatch: pytest.MonkeyPatch
+    name: str, fault: Callable[[faults.Stage], list[float]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # The systems of this repository run in the environment of the tests, so nothing is installed.
     monkeypatch.setattr(system_under_test, "command_of", program)

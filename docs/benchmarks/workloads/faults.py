@@ -79,27 +79,27 @@ class Stage:
         )
 
 
-def kill_processes(stage: Stage) -> float:
-    """Kill one process after the other with SIGKILL; return the time of the last kill."""
-    last = stage.begin
+def kill_processes(stage: Stage) -> list[float]:
+    """Kill one process after the other with SIGKILL; return the times."""
+    times = []
     for number, moment in enumerate(stage.moments()):
         stage.crew.until(moment)
-        last = time.perf_counter()
+        times.append(time.perf_counter())
         stage.crew.kill(number % PROCESSES)
-    return last
+    return times
 
 
-def terminate_sessions(stage: Stage) -> float:
-    """Terminate all sessions of the workers, again and again; return the time of the last termination."""
-    last = stage.begin
+def terminate_sessions(stage: Stage) -> list[float]:
+    """Terminate all sessions of the workers, again and again; return the times."""
+    times = []
     for moment in stage.moments():
         stage.crew.until(moment)
-        last = time.perf_counter()
+        times.append(time.perf_counter())
         stage.terminate(range(PROCESSES))
-    return last
+    return times
 
 
-def crash_server(stage: Stage) -> float:
+def crash_server(stage: Stage) -> list[float]:
     """Stop the server without a checkpoint, and start it; return the time at which it accepts connections.
 
     The period of the fault begins then, as nobody can do anything before.
@@ -113,10 +113,10 @@ def crash_server(stage: Stage) -> float:
     accepts = time.perf_counter()
     stage.sut.reconnect()
     stage.begin, stage.end = accepts, accepts + stage.end - stage.begin
-    return accepts
+    return [accepts]
 
 
-def refuse_connections(stage: Stage) -> float:
+def refuse_connections(stage: Stage) -> list[float]:
     """Refuse new connections, and terminate the sessions of half of the processes; return the time of the end."""
     period = (stage.end - stage.begin) / 4
     stage.sut.execute(f"ALTER ROLE {ROLE} CONNECTION LIMIT 0")
@@ -125,10 +125,10 @@ def refuse_connections(stage: Stage) -> float:
         stage.terminate([number])
     stage.crew.until(stage.end)
     stage.sut.execute(f"ALTER ROLE {ROLE} CONNECTION LIMIT -1")
-    return time.perf_counter()
+    return [time.perf_counter()]
 
 
-def under(sut: SystemUnderTest, size: Size, *, fault: Callable[[Stage], float], seconds: float) -> Figures:
+def under(sut: SystemUnderTest, size: Size, *, fault: Callable[[Stage], list[float]], seconds: float) -> Figures:
     """Run jobs at a steady rate before, during and after a fault."""
     after = sut.system.options.get("after", AFTER)
     before, during, after = (max(size.seconds(one), 2.0) for one in (BEFORE, seconds, after))
@@ -140,7 +140,7 @@ def under(sut: SystemUnderTest, size: Size, *, fault: Callable[[Stage], float], 
         crew.until(start + before)
         begin = time.perf_counter()
         stage = Stage(sut, crew, begin, begin + during)
-        last = fault(stage)
+        times = fault(stage)
         crew.until(stage.end + after)
         committed = _committed(producer)
         _settle(sut, crew, max(size.seconds(SETTLE), size.limit))
@@ -154,7 +154,7 @@ def under(sut: SystemUnderTest, size: Size, *, fault: Callable[[Stage], float], 
             "twice": outcome.twice,
             "cut_off": outcome.cut_off,
             "unfinished": _unfinished(sut),
-            "recovery_s": outcome.recovery(last),
+            "recovery_s": outcome.recovery(times),
             "longest_wait_s": outcome.longest_wait,
             "kept_before": steady,
             "kept": outcome.finished(stage.begin, stage.end) / (RATE * (stage.end - stage.begin)),

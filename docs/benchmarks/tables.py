@@ -232,7 +232,8 @@ def fill(results: Iterable[Path], page: Path) -> None:
         made[name] = about([path for path in paths if subject_of(path) == subject])
 
     def replaced(block: re.Match[str]) -> str:
-        text = made[block[2]]
+        # The table of the snapshot is written by its own command.
+        text = made.get(block[2])
         return f"{block[1]}{text}\n{block[4]}" if text else block[0]
 
     page.write_text(BLOCK.sub(replaced, page.read_text()))

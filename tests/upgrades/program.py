@@ -303,4 +303,4 @@ def main() -> None:
             session.commit()
         sys.stdout.write(f"sent {number}\n")
         sys.stdout.flush()
-        time.sleep(0.1)
+        time.sleep(0.3)

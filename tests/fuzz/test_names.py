@@ -14,6 +14,7 @@ from tests.shared_database import each_engine, shared
 
 __all__ = ["each_engine", "shared"]
 
+pytestmark = pytest.mark.once
 SEED = 1
 FEW, MANY = 3, 100
 """How many names each engine is tried with, in the default tests and in all."""

@@ -146,7 +146,7 @@ class Recurrence:
 def zone(name: str) -> zoneinfo.ZoneInfo:
     try:
         return zoneinfo.ZoneInfo(name)
-    except (zoneinfo.ZoneInfoNotFoundError, ValueError, OSError, TypeError):
+    except (zoneinfo.ZoneInfoNotFoundError, ValueError, OSError, TypeError, RecursionError):  # the last for many a /
         known = zoneinfo.available_timezones()
         close = difflib.get_close_matches(str(name), known, n=1)
         hint = f"; did you mean {close[0]!r}?" if close else ", such as 'Europe/Berlin'"

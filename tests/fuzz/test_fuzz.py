@@ -15,6 +15,7 @@ FAULTS = [
     ("notification", "settled " + "[" * 200_000),
     ("notification", "heartbeat host.x"),
     ("fields of a form", "1e5999999999999999999"),
+    ("time zone", "Europe" + "/Berlin" * 3000),
     ("cron", f"0 0 1,{'9' * 5000} * *"),
     ("address", "9" * 5000),
     ("size", "9" * 400 + "M"),

@@ -109,7 +109,7 @@ def test_exit_codes(patient: Patient, level: str | None, code: int) -> None:
 
 
 def test_a_notice_is_no_failure_unless_asked(patient: Patient) -> None:
-    add_consumer(patient, "email", version="0.0.1")
+    add_consumer(patient, "email", version="0.1.0")
     assert "notice: email" in doctor(patient, EMAIL)
     doctor(patient, EMAIL, "--fail-on", "notice", code=1)
 

@@ -6,6 +6,7 @@ import importlib.util
 import re
 import sys
 from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +33,7 @@ pytestmark = [
 def load(engine: sa.Engine) -> None:
     """Execute the dump of the kind of database that the engine leads to."""
     name = engine.dialect.name
-    text = (DUMPS / f"{name}.sql").read_text()
+    text = made_now((DUMPS / f"{name}.sql").read_text())
     connection: Any = engine.raw_connection()
     try:
         if name == "sqlite":
@@ -49,6 +50,19 @@ def load(engine: sa.Engine) -> None:
     finally:
         # It has other settings now, such as an empty search path.
         connection.invalidate()
+
+
+def made_now(text: str) -> str:
+    """Move the times of a dump to the last minute: what it keeps for a day would be deleted, and schedules be late."""
+    pattern = r"2026-\d\d-\d\d[ T]\d\d:\d\d:\d\d"
+    latest = max(datetime.fromisoformat(each) for each in re.findall(pattern, text))
+    # By whole minutes, as attempts are counted for each minute.
+    passed = (datetime.now(UTC).replace(tzinfo=None) - latest) // timedelta(minutes=1) * timedelta(minutes=1)
+
+    def moved(found: re.Match[str]) -> str:
+        return (datetime.fromisoformat(found[0]) + passed).isoformat(found[0][10])
+
+    return re.sub(pattern, moved, text)
 
 
 def statements(text: str) -> Iterator[str]:

@@ -75,8 +75,7 @@ class Replay:
         for record in job.records:
             if record.event not in IGNORED:
                 events = by_process.setdefault(record.process, [])
-                since = events[-1].record.time_ns if events else started.get(record.process, 0)
-                events.append(Event(record, since))
+                events.append(Event(record, _since(record, events, started.get(record.process, 0))))
         self._events = list(by_process.values())
         self._silent = silent_processes(history.records)
         """Those that may have committed something which they have not recorded."""
@@ -233,6 +232,15 @@ class Replay:
 
     def _steps(self, state: State, *names: str) -> Iterator[State]:
         return (step.after for step in steps(DESIGN, self._scope, state) if step.name in names)
+
+
+def _since(record: Record, before: Sequence[Event], started: int) -> int:
+    """Return a time before which a process has not done what it records after other records."""
+    if not before:
+        return started
+    # One commit settles runs and claims, and is recorded in this order.
+    together = record.event == "claimed" and before[-1].record.event in {*SETTLES, "lease_lost"}
+    return before[-1].since if together else before[-1].record.time_ns
 
 
 def _has_lower_bounds(one: Place, other: Place) -> bool:

@@ -281,6 +281,7 @@ def test_jobs_before_the_trail_are_found_by_the_next_scan_from_the_head(
 ) -> None:
     """No poll finds them: what a claim from the trail may have missed is looked for in time."""
     monkeypatch.setattr(pace, "LONGEST", 2.0)
+    monkeypatch.setattr(pace, "RECONCILE", LATER)
     early = datetime.now(UTC) - timedelta(hours=1)
     with bench.consumer(poll_interval=LATER).running():
         for missed in ({"run_at": early}, {"priority": -5}):

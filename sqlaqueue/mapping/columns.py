@@ -287,7 +287,8 @@ def new_columns(cls: type[Any], config: QueueConfig, roles: Mapping[str, str]) -
     _check_names(cls, config, roles, present)
     present |= getattr(cls, _ADDED, frozenset())
     missing = {role: attribute for role, attribute in roles.items() if attribute not in present}
-    late = [one.attribute for one in declared_in(cls).values() if one.attribute in missing.values()]
+    declared = declared_in(cls)
+    late = [one.attribute for one in declared.values() if one.attribute in missing.values()]
     if missing and (late or _is_dataclass(cls)):
         bases = ", ".join(["QueueMixin", *(base.__name__ for base in cls.__bases__ if base.__name__ != "QueueMixin")])
         msg = (
@@ -295,7 +296,7 @@ def new_columns(cls: type[Any], config: QueueConfig, roles: Mapping[str, str]) -
             f"attributes cannot {'be declared in the class' if late else 'become fields'}"
         )
         raise ConfigurationError(msg)
-    return [_make(cls, role, attribute, config) for role, attribute in missing.items()]
+    return [_make(cls, role, attribute, config, declared) for role, attribute in missing.items()]
 
 
 def complete_table(mapper: Mapper[Any], table: sa.Table, config: QueueConfig, roles: Mapping[str, str]) -> None:
@@ -306,9 +307,10 @@ def complete_table(mapper: Mapper[Any], table: sa.Table, config: QueueConfig, ro
     added = {name for name, column in mapper.columns.items() if "sqlaqueue" in getattr(column, "info", ())}
     present = (_defined_by(mapper.class_) | set(mapper.columns.keys())) - added
     _check_names(mapper.class_, config, roles, present)
+    declared = declared_in(mapper.class_)
     for role, attribute in roles.items():
         if attribute not in present | added:
-            column = _make(mapper.class_, role, attribute, config)
+            column = _make(mapper.class_, role, attribute, config, declared)
             table.append_column(column)
             mapper.add_property(attribute, column)
 
@@ -390,16 +392,18 @@ def _has_registry(cls: type[Any]) -> bool:
     return issubclass(cls, DeclarativeBase | DeclarativeBaseNoMeta) or hasattr(cls, "registry")
 
 
-def _make(cls: type[Any], role: str, attribute: str, config: QueueConfig) -> sa.Column[Any]:
-    declared = declared_in(cls).get(role)
-    column = COLUMNS[role].column(attribute, _states(cls, config), None if declared is None else declared.type)
+def _make(
+    cls: type[Any], role: str, attribute: str, config: QueueConfig, declared: Mapping[str, Declared]
+) -> sa.Column[Any]:
+    type_ = declared[role].type if role in declared else None
+    column = COLUMNS[role].column(attribute, _states(cls, config, declared), type_)
     column.info["sqlaqueue"] = role
     return column
 
 
-def _states(cls: type[Any], config: QueueConfig) -> States:
+def _states(cls: type[Any], config: QueueConfig, declared: Mapping[str, Declared]) -> States:
     """Return the values of the states for defaults, as those of the column type that the class declares."""
-    status, states = declared_in(cls).get("status"), config.states
+    status, states = declared.get("status"), config.states
     if status is not None and status.type is not None:
         states = states_in(cls.__name__, status.type, states)
     return states_of_new(states) if config.waits else states
@@ -408,7 +412,7 @@ def _states(cls: type[Any], config: QueueConfig) -> States:
 def _new_value(cls: type[Any], role: str, config: QueueConfig) -> Any:
     """Return what the constructor of a dataclass or an SQLModel sets by default, None if the database sets it."""
     constant = COLUMNS[role].constant
-    return None if constant is None else constant(_states(cls, config))
+    return None if constant is None else constant(_states(cls, config, declared_in(cls)))
 
 
 def _leave_to_mapper(cls: type[Any], _role: str, attribute: str, _config: QueueConfig) -> None:
@@ -419,7 +423,7 @@ def _leave_to_mapper(cls: type[Any], _role: str, attribute: str, _config: QueueC
 
 
 def _add_mapped_column(cls: type[Any], role: str, attribute: str, config: QueueConfig, **options: Any) -> None:
-    column, kind = _make(cls, role, attribute, config), COLUMNS[role]
+    column, kind = _make(cls, role, attribute, config, declared_in(cls)), COLUMNS[role]
     mapped: Any = Mapped  # under another name, or type checkers would read the expression below as an annotation
     field: Any = mapped_column(
         attribute,
@@ -443,7 +447,7 @@ def _add_sqlmodel_field(cls: type[Any], role: str, attribute: str, config: Queue
     from sqlmodel import Field  # noqa: PLC0415 - an optional dependency
 
     # Not sa_column: several tables may inherit the field from a model without a table.
-    column, kind = _make(cls, role, attribute, config), COLUMNS[role]
+    column, kind = _make(cls, role, attribute, config, declared_in(cls)), COLUMNS[role]
     field = Field(
         default=_new_value(cls, role, config),
         sa_type=column.type,

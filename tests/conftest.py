@@ -56,6 +56,7 @@ ALL_IN_ALL = "tests/conformance/"
 """The folder whose tests run with all values of all parameters."""
 
 APIS = {"sync", "async"}
+ENGINES = {"postgresql", "sqlite", "mariadb"}
 
 SECONDS = "sqlaqueue/seconds"
 """Where pytest's cache has the seconds that each test has taken."""
@@ -180,8 +181,8 @@ def pytest_leave_out_what_is_alike(items: list[pytest.Item]) -> None:
     """Leave to `full` what repeats values: a test meets each value of each parameter, but one strategy and one API.
 
     Which ones differs from test to test, so that all tests together meet all. The tests of faults meet two strategies
-    and both APIs. The conformance suite and tests that are marked ``every_combination`` run with all, and those that
-    are marked ``few(n)`` with n combinations.
+    and both APIs, those of the dashboard one engine. The conformance suite and tests that are marked
+    ``every_combination`` run with all, and those that are marked ``few(n)`` with n combinations.
     """
     variants: dict[str, list[pytest.Function]] = {}
     for item in items:
@@ -220,14 +221,14 @@ def values_of(item: pytest.Function) -> set[Hashable]:
 
 
 def chosen_in_turn(name: str, alike: list[pytest.Function]) -> set[pytest.Function]:
-    """Return the variants of a test with the strategies and the API that it meets by default."""
+    """Return the variants of a test with the strategies, the API and the engine that it meets by default."""
     found, number = {*alike}, 2 if name.startswith("tests/faults/") else 1
     for axis in axes_of(alike[0]):
         # A pair of strategies is a case; a driver that goes with an API is not.
         if len(axis) > 1 and axis[0] != "api":
             continue
         values = {str(item.callspec.params.get(axis[0])) for item in alike}
-        if values <= {*KINDS} or values <= APIS:
+        if values <= {*KINDS} or values <= APIS or (values <= ENGINES and name.startswith("tests/web/")):
             chosen = sorted(values, key=lambda value: zlib.crc32(f"{name} {value}".encode()))[:number]
             # Not each strategy is tested with each API.
             found = {item for item in found if str(item.callspec.params.get(axis[0])) in chosen} or found

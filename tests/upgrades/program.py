@@ -203,12 +203,12 @@ def consumers() -> list[Any]:
     connect()
     names = os.environ.get("QUEUES", "plain full")
     made: list[Any] = [
-        Consumer(model, run, sessions, poll_interval=0.2, schedules=[EVERY_SECOND] if model is Ticked else ())
+        Consumer(model, run, sessions, poll_interval=0.5, schedules=[EVERY_SECOND] if model is Ticked else ())
         for name, models in (("plain", PLAIN), ("full", FULL))
         for model in models
         if name in names
     ]
-    return [*made, Consumer(Call, Call.run, sessions, poll_interval=0.2)] if "full" in names else made
+    return [*made, Consumer(Call, Call.run, sessions, poll_interval=0.5)] if "full" in names else made
 
 
 def send(session: Session, name: str, number: int) -> None:
@@ -303,4 +303,4 @@ def main() -> None:
             session.commit()
         sys.stdout.write(f"sent {number}\n")
         sys.stdout.flush()
-        time.sleep(0.3)
+        time.sleep(0.8)

@@ -328,7 +328,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 def pytest_exception_interact(node: pytest.Item | pytest.Collector) -> None:
     """Set pytest's timeout again, which it cancels when a test fails: the fixtures are yet to end, and can hang."""
     seconds = float(node.config.getini("faulthandler_timeout"))
-    if isinstance(node, pytest.Item) and not node.config.getoption("usepdb"):
+    if seconds and isinstance(node, pytest.Item) and not node.config.getoption("usepdb"):
         stderr = node.config.stash[fault_handler_stderr_fd_key]
         faulthandler.dump_traceback_later(seconds, file=stderr, exit=True)
 

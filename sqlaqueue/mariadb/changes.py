@@ -53,7 +53,7 @@ def _keys_place(columns: Sequence[str], numbers: Sequence[int] | None = None) ->
     :param numbers: which columns of the key they are; None for all.
     """
     chosen = range(len(columns)) if numbers is None else numbers
-    return f"{MARK} keys {','.join(map(str, chosen))}|{'|'.join(columns)}*/"
+    return f"{MARK} keys {','.join(map(str, chosen))}|{_written(columns)}*/"
 
 
 def inserted_place(columns: Sequence[str], table: str) -> str:
@@ -61,7 +61,16 @@ def inserted_place(columns: Sequence[str], table: str) -> str:
 
     :param columns: the SQL of the columns of the key.
     """
-    return f"{MARK} keys not of {table}|{'|'.join(columns)}*/"
+    return f"{MARK} keys not of {_written([table])}|{_written(columns)}*/"
+
+
+def _written(names: Sequence[str]) -> str:
+    """Write names so that none of them ends the comment or the name, as JSON Pointer (RFC 6901) escapes them."""
+    return "|".join(name.replace("~", "~0").replace("*", "~1").replace("|", "~2") for name in names)
+
+
+def _read(names: str) -> list[str]:
+    return [name.replace("~2", "|").replace("~1", "*").replace("~0", "~") for name in names.split("|")]
 
 
 def as_rendered(text: str, type_: Any = None) -> Any:
@@ -253,11 +262,11 @@ class _Execution:
             if place[0] == "%s":
                 sent.append(next(self.positional))
             elif place["table"] is not None:
-                return self._is_new(place["table"], place["columns"].split("|"), sent)
+                return self._is_new(_read(place["table"])[0], _read(place["columns"]), sent)
             elif place["numbers"] is not None:
                 numbers = [int(number) for number in place["numbers"].split(",")]
                 chosen = None if keys is None else [[key[number] for number in numbers] for key in keys]
-                return "1 = 1" if chosen is None else _among(place["columns"].split("|"), chosen, sent)
+                return "1 = 1" if chosen is None else _among(_read(place["columns"]), chosen, sent)
             return place[0]
 
         return _PLACE.sub(fill, text), sent

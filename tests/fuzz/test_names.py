@@ -58,6 +58,7 @@ ODD = [
     ";",
 ]
 ODD += ["(", ")", "[", "]", "{", "}", "{0}", ",", "&", "<", "=", "*", "@", "é", "ß", "İ", "名", "\u0301", "_", "1"]
+ODD += ["|", "~", "*/"]
 LONGEST = {"postgresql": 63, "sqlite": 63, "mariadb": 40}
 """Bytes. In MariaDB it is the name of a file, in which an odd character takes five bytes."""
 
@@ -131,6 +132,12 @@ def try_names(engine: sa.Engine, number: int, seed: int) -> int:
             error.add_note(f"table {table!r}, key {key!r}, payload {payload!r}, {config}")
             raise
     return mapped
+
+
+@pytest.mark.parametrize("config", [{}, {"unique": Unique("payload")}], ids=["plain", "unique"])
+def test_names_that_would_end_a_comment(each_engine: sa.Engine, config: dict[str, Any]) -> None:
+    """The SQL of MariaDB names columns in comments."""
+    run_jobs(each_engine, make_queue("a*/|~1", "|*/", "~2", config))
 
 
 def test_tables_with_odd_names(each_engine: sa.Engine) -> None:

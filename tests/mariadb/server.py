@@ -24,6 +24,9 @@ _DIRECTORIES = ("/usr/sbin", "/usr/libexec", "/usr/local/sbin")
 _PR_SET_PDEATHSIG = 1
 _START_SECONDS = 60
 
+# On the socket of this machine. To prepare TLS took a fiftieth of a second of each connection.
+pymysql.connections.SSL_ENABLED = False
+
 # A time zone other than UTC and a level other than READ COMMITTED show whether the library depends on them. What is
 # written survives the death of the server, but not of the machine.
 LOG_SIZE = "--innodb-log-file-size=16M"

@@ -178,11 +178,11 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 @pytest.hookimpl(specname="pytest_collection_modifyitems")
 def pytest_leave_out_what_is_alike(items: list[pytest.Item]) -> None:
-    """Leave to `full` what repeats values: a test meets each value of each parameter, but one strategy and one API.
+    """Leave to `full` what repeats values: a test meets each value of each parameter, but one strategy, API and engine.
 
-    Which ones differs from test to test, so that all tests together meet all. The tests of faults meet two strategies
-    and both APIs, those of the dashboard one engine. The conformance suite and tests that are marked
-    ``every_combination`` run with all, and those that are marked ``few(n)`` with n combinations.
+    Which ones differs from test to test, so that all tests together meet all. The tests of faults meet two of each. The
+    conformance suite and tests that are marked ``every_combination`` run with all, and those that are marked ``few(n)``
+    with n combinations.
     """
     variants: dict[str, list[pytest.Function]] = {}
     for item in items:
@@ -228,7 +228,7 @@ def chosen_in_turn(name: str, alike: list[pytest.Function]) -> set[pytest.Functi
         if len(axis) > 1 and axis[0] != "api":
             continue
         values = {str(item.callspec.params.get(axis[0])) for item in alike}
-        if values <= {*KINDS} or values <= APIS or (values <= ENGINES and name.startswith("tests/web/")):
+        if any(values <= alternatives for alternatives in ({*KINDS}, APIS, ENGINES)):
             chosen = sorted(values, key=lambda value: zlib.crc32(f"{name} {value}".encode()))[:number]
             # Not each strategy is tested with each API.
             found = {item for item in found if str(item.callspec.params.get(axis[0])) in chosen} or found

@@ -208,6 +208,7 @@ def test_tenants_see_their_own_jobs_and_a_consumer_all(secured: Roles) -> None:
     assert serve(secured) == ["a", "b"]
 
 
+@pytest.mark.few(2)
 def test_a_consumer_that_bypasses_policies(secured: Roles) -> None:
     secured.execute("ALTER ROLE worker BYPASSRLS")
     enqueue_as(secured, "a")

@@ -255,6 +255,7 @@ def _is_in_sample(what: str) -> bool:
     return what.rpartition(", ")[0] in ALWAYS or zlib.crc32(what.encode()) % 300 == 0
 
 
+@pytest.mark.few(4)
 def test_pairs(driver: Driver, graph: str) -> None:
     """A part of them in each run; which one is always the same."""
     wrong = _drive_pairs(driver, graph, applying=True, part=_is_in_sample)

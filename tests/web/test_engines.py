@@ -143,6 +143,7 @@ CONDITIONS = {
 """Each condition with a value that the first of two jobs has, and the second has not."""
 
 
+@pytest.mark.few(8)
 @pytest.mark.parametrize("name", CONDITIONS)
 def test_each_condition_selects_the_jobs_that_meet_it(place: Place, name: str) -> None:
     place.add(place.email(1, **FULL), place.email(2, total=Decimal(1), weight=7.5, urgent=False, kind=None))
@@ -159,6 +160,7 @@ def test_what_the_database_has_no_value_for_is_refused_or_found_nowhere(place: P
     assert place.get("/api/queues/email/jobs", params={"f.recipient": "'; DROP TABLE email; --"}).json()["jobs"] == []
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize("state", ["", "pending", "due", "processing", "expired", "completed", "failed", "cancelled"])
 @pytest.mark.parametrize("size", [1, 2, 50])
 def test_all_pages_of_a_list_have_each_job_once(place: Place, state: str, size: int) -> None:

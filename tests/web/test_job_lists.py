@@ -73,6 +73,7 @@ def rows(engine: sa.Engine) -> Any:
     return model
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize("sort", ORDERS)
 def test_pages_are_complete_in_both_directions(engine: sa.Engine, rows: Any, sort: str) -> None:
     for parameters, where in ALL if sort in {"few", "-many"} else FILTERS:

@@ -380,6 +380,7 @@ def test_a_workload_of_this_process_is_measured(workload: str, system: str) -> N
 # -- a steady load while a snapshot is open ------------------------------------------------------------------------
 
 
+@pytest.mark.thorough
 def test_a_steady_load_meets_an_open_snapshot(monkeypatch: pytest.MonkeyPatch) -> None:
     """All figures are real: the load arrives, is handled, and leaves dead rows that the snapshot keeps."""
     own = [sys.executable, "-m", "docs.benchmarks.systems.sqlaqueue_consumer"]

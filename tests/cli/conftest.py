@@ -59,7 +59,8 @@ class Shop:
 
     def __init__(self, database: Database, directory: Path) -> None:
         self.database, self.directory = database, directory
-        self.engine = sa.create_engine(database.url(), poolclass=sa.NullPool)
+        # Tests ask for the states of jobs again and again; some end all connections.
+        self.engine = sa.create_engine(database.url(), pool_pre_ping=True)
         self.environment = {
             **{name: value for name, value in os.environ.items() if not name.startswith("SQLAQUEUE")},
             "PYTHONPATH": str(ROOT),

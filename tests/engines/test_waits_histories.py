@@ -417,6 +417,7 @@ def _variant(place: str, seed: int) -> str:
     return f"{strategies} {'deleted' if seed % 4 == 3 else 'kept'}"
 
 
+@pytest.mark.thorough
 @pytest.mark.few(1)
 def test_a_history_with_killed_workers(place: str, tmp_path: Path, pytestconfig: pytest.Config) -> None:
     seed = pytestconfig.getoption("--seed") or 7

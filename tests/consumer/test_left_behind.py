@@ -1,5 +1,6 @@
 """Runs that another process has left behind when it was killed: they are settled once, unless they have ended."""
 
+import time
 import uuid
 from datetime import timedelta
 from typing import Any
@@ -55,7 +56,9 @@ def die(engine: sa.Engine, model: Any, *, attempt: int = 1, starts: tuple[int, .
             session.commit()
         assert run is not None
         token = run.token
-    return Run((1,), token, attempt, 3, handler_started_at=0.0, duration=2.0, worker=DEAD)
+    # Not at 0.0, which is when the machine started: if that is more than a day ago, its attempt would be deleted.
+    started = time.monotonic() - 2.0
+    return Run((1,), token, attempt, 3, handler_started_at=started, duration=2.0, worker=DEAD)
 
 
 def drain(engine: sa.Engine, model: Any, *left: LeftBehind, death: KnownDeath | None = None) -> tuple[int, list[str]]:

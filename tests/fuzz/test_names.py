@@ -134,6 +134,7 @@ def try_names(engine: sa.Engine, number: int, seed: int) -> int:
     return mapped
 
 
+@pytest.mark.every_combination
 @pytest.mark.parametrize("config", [{}, {"unique": Unique("payload")}], ids=["plain", "unique"])
 def test_names_that_would_end_a_comment(each_engine: sa.Engine, config: dict[str, Any]) -> None:
     """The SQL of MariaDB names columns in comments."""

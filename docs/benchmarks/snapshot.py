@@ -18,10 +18,12 @@ import psycopg
 
 from docs.benchmarks import installations
 from docs.benchmarks.report import quantile
+from docs.benchmarks.run import about
 from docs.benchmarks.server import BenchServer, bench_server
 from docs.benchmarks.system_under_test import Program, SystemUnderTest, Workers
 from docs.benchmarks.systems import STRATEGIES, SYSTEMS, System
-from docs.benchmarks.tables import BLOCK, PAGE, significant
+from docs.benchmarks.tables import BLOCK, PAGE, measured_on, significant
+from docs.benchmarks.workloads import FULL
 
 RATE = 800
 """Jobs a second."""
@@ -188,6 +190,8 @@ def run(
 
 def _measure(server: BenchServer, system: System, output: Path, *, minutes: float, rate: float, every: float) -> None:
     with SystemUnderTest.on(server, system) as sut, output.open("a") as file:
+        info = about(server, FULL, repeat=1) | {"versions": {system.environment: sut.versions}}
+        file.write(json.dumps({"system": system.name, "about": info}) + "\n")
         for minute in measure(sut, minutes=minutes, rate=rate, every=every):
             file.write(json.dumps({"system": system.name, **asdict(minute)}) + "\n")
             file.flush()
@@ -208,7 +212,9 @@ def by_system(lines: Iterable[Mapping[str, Any]]) -> dict[str, list[Minute]]:
     found: dict[str, list[Minute]] = {name: [] for name in (*OURS, *PEERS)}
     for line in lines:
         values = dict(line)
-        found[values.pop("system")].append(Minute(**values))
+        name = values.pop("system")
+        if "about" not in values:
+            found[name].append(Minute(**values))
     return {name: minutes for name, minutes in found.items() if minutes}
 
 
@@ -234,11 +240,17 @@ def table(lines: Iterable[Mapping[str, Any]]) -> str:
     return "\n".join(rows)
 
 
+def block(lines: Sequence[Mapping[str, Any]]) -> str:
+    """Return when and with what the systems were measured, the table and the picture."""
+    infos = [line["about"] for line in lines if "about" in line]
+    picture = f"![Rate, backlog, CPU and dead rows over time](../_static/{PICTURE.name})"
+    return f"{measured_on(infos, '1 run')}\n\n{table(lines)}\n\n{picture}"
+
+
 def publish(lines: Sequence[Mapping[str, Any]]) -> None:
     """Write the table and the picture into the documentation."""
     draw(lines, PICTURE)
-    text = f"{table(lines)}\n\n![Rate, backlog, CPU and dead rows over time](../_static/snapshot.svg)"
-    blocks = {"snapshot": text}
+    blocks = {"snapshot": block(lines)}
     PAGE.write_text(BLOCK.sub(lambda b: f"{b[1]}{blocks[b[2]]}\n{b[4]}" if b[2] in blocks else b[0], PAGE.read_text()))
 
 

@@ -8,9 +8,10 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from docs.benchmarks import report
 from docs.benchmarks.report import Summary
@@ -305,12 +306,20 @@ def about(results: Sequence[Path]) -> str:
     if not results:
         return ""
     infos = [json.loads(path.read_text())["about"] for path in results]
-    info = infos[-1]
     if len(infos) == 1:
-        runs = "1 run" if info["repeat"] == 1 else f"{info['repeat']} alternating runs"
+        runs = "1 run" if infos[0]["repeat"] == 1 else f"{infos[0]['repeat']} alternating runs"
     else:
         numbers = sorted({summary.runs for summary in report.summarise(*report.join(results))})
         runs = f"{' to '.join(dict.fromkeys(str(one) for one in (numbers[0], numbers[-1])))} alternating runs"
+    return measured_on(infos, runs)
+
+
+def measured_on(infos: Sequence[Mapping[str, Any]], runs: str) -> str:
+    """Return a description of the last date, machine and server, and of all versions.
+
+    :param runs: how many runs there were.
+    """
+    info = infos[-1]
     server = info["server"]
     versions = {name: version for one in infos for of in one["versions"].values() for name, version in of.items()}
     named = ", ".join(f"{name} {version}" for name, version in sorted(versions.items()))

@@ -415,3 +415,17 @@ def test_the_table_has_the_first_and_the_last_minute() -> None:
     ]
     assert [one.rate for one in snapshot.by_system(lines)[OURS[0]]] == [800, 790, 801]
     assert Minute.__dataclass_fields__.keys() == minutes_of(OURS[0], 1)[0].keys() - {"system"}
+
+
+def test_the_table_says_when_and_with_what_it_was_measured() -> None:
+    about = {"date": "2026-01-02", "cores": 2, "memory_gib": 24, "python": "3.13.0", "server": {"server_version": "18"}}
+    lines = [
+        {"system": OURS[0], "about": {**about, "versions": {"ours": {"sqlaqueue": "0.1"}}}},
+        *minutes_of(OURS[0], 800),
+        {"system": PEERS[0], "about": {**about, "date": "2026-01-03", "versions": {"theirs": {"theirs": "4.0"}}}},
+        *minutes_of(PEERS[0], 700),
+    ]
+    said, _, rest = snapshot.block(lines).partition("\n\n")
+    assert said.startswith("Measured on 2026-01-03: 2 cores, 24 GiB, PostgreSQL 18 on loopback")
+    assert said.endswith("1 run.\nVersions: sqlaqueue 0.1, theirs 4.0.")
+    assert rest.startswith(snapshot.table(lines))

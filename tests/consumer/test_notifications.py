@@ -305,29 +305,27 @@ def test_each_loss_of_a_working_connection_is_logged(mixed: Bench, log: Any) -> 
             wait_until(lambda number=number: len(logged(log, "listener_lost")) == number, "the loss is logged")
 
 
-def test_a_listener_that_cannot_even_wait_connects_again(leased: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As when the process has no file descriptor left for a moment."""
-    if leased.api == "async":
-        pytest.skip("the event loop waits for an asynchronous listener")
+def test_a_listener_that_cannot_even_wait_connects_again(sync_leased: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As when the process has no file descriptor left for a moment; an event loop waits for an asynchronous one."""
     failed = threading.Semaphore(0)
 
     def fail(*_: Any) -> bool:
         failed.release()
         raise OSError(errno.EMFILE, "Too many open files")
 
-    with idle(leased).running() as server:
+    with idle(sync_leased).running() as server:
         await_listening(server)
         with monkeypatch.context() as patched:
             (own,) = listener._listeners.values()
             patched.setattr(own, "_connection", fail)
             patched.setattr(own._waker, "wait", fail)
-            assert leased.database.kill_backends() > 0
+            assert sync_leased.database.kill_backends() > 0
             for _ in range(4):
                 assert failed.acquire(timeout=30)
-            leased.enqueue()
+            sync_leased.enqueue()
         await_listening(server)
-        leased.enqueue()
-        wait_until(lambda: leased.states() == {"completed": 2})
+        sync_leased.enqueue()
+        wait_until(lambda: sync_leased.states() == {"completed": 2})
 
 
 def test_a_waker_opens_no_file_to_wait() -> None:

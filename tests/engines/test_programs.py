@@ -90,6 +90,7 @@ def test_a_claim_within_a_statement(sessions: Sessions) -> None:
         assert job.status == "processing"
 
 
+@pytest.mark.every_combination
 def test_names_with_percent_signs(sessions: Sessions) -> None:
     with sessions(Base)() as session:
         found = enqueue(session, [Percent(customer=name) for name in ("ada", "bob", "ada")])

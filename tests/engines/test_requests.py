@@ -52,8 +52,6 @@ class Bench:
         self.model: Any = None
 
     def create(self, strategy: str, **options: Any) -> None:
-        if strategy != "update_status" and self.engine.dialect.name != "postgresql":
-            pytest.skip("PostgreSQL only")
         self.model = make_task(strategy, **options)
         self.model.metadata.create_all(self.engine)
 
@@ -151,14 +149,22 @@ def _yielded(bench: Bench) -> Iterator[Bench]:
     bench.engine.dispose()
 
 
+PLACES = [
+    *(("postgresql", strategy) for strategy in STRATEGIES),
+    ("sqlite", "update_status"),
+    ("mariadb", "update_status"),
+]
+
+
 @pytest.fixture
 def short_heartbeats(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sqlaqueue.consumer.pace.HEARTBEAT", 0.3)
 
 
 @pytest.mark.usefixtures("short_heartbeats")
+@pytest.mark.few(3)
 @pytest.mark.parametrize("api", ["sync", "async"])
-@pytest.mark.parametrize("strategy", STRATEGIES)
+@pytest.mark.parametrize(("bench", "strategy"), PLACES, indirect=["bench"])
 def test_a_quiet_consumer_finishes_what_it_runs_and_claims_nothing_more(bench: Bench, strategy: str, api: str) -> None:
     bench.create(strategy)
     with bench.consuming(api, batch_size=1) as consumer:
@@ -184,8 +190,9 @@ def test_a_quiet_consumer_finishes_what_it_runs_and_claims_nothing_more(bench: B
 
 
 @pytest.mark.usefixtures("short_heartbeats")
+@pytest.mark.few(3)
 @pytest.mark.parametrize("api", ["sync", "async"])
-@pytest.mark.parametrize("strategy", STRATEGIES)
+@pytest.mark.parametrize(("bench", "strategy"), PLACES, indirect=["bench"])
 def test_a_consumer_that_is_asked_to_stop_ends_as_after_a_signal(bench: Bench, strategy: str, api: str) -> None:
     bench.create(strategy)
     with bench.consuming(api, batch_size=1) as consumer:

@@ -226,9 +226,9 @@ def test_a_reference_that_a_delete_removes_is_refused(engine: sa.Engine, ondelet
         parent.metadata.create_all(engine)
 
 
-def test_a_job_whose_parent_is_gone_is_cancelled(sessions: Sessions, engine: sa.Engine) -> None:
-    if engine.dialect.name != "sqlite":
-        pytest.skip("MariaDB enforces foreign keys")
+@pytest.mark.parametrize("place", ["sqlite"], indirect=True)
+def test_a_job_whose_parent_is_gone_is_cancelled(sessions: Sessions) -> None:
+    """SQLite enforces no foreign keys by default."""
     parent, child = make_dependent()
     with sessions(parent)() as session:
         session.add_all([parent(id=1), child(id=1, a_id=1)])

@@ -46,9 +46,10 @@ def make(engine: sa.Engine | None = None, bases: tuple[type, ...] = (), **config
     return model
 
 
-def skip_unless_on(engine: sa.Engine, strategy: str) -> None:
-    if engine.dialect.name != "postgresql" and strategy in {"delete_returning", "rows_are_messages"}:
-        pytest.skip("the strategy is one of PostgreSQL")
+PLACES = [
+    *(("postgresql", strategy) for strategy in STRATEGIES),
+    *((engine, strategy) for engine in ("sqlite", "mariadb") for strategy in ("update_status", "batch_select")),
+]
 
 
 def drain(engine: sa.Engine, model: Any) -> dict[str, Any]:
@@ -77,9 +78,9 @@ async def send_later(session: AsyncSession, to: str) -> str:
 # -- what runs ---------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("strategy", [*STRATEGIES, "rows_are_messages"])
+@pytest.mark.few(4)
+@pytest.mark.parametrize(("engine", "strategy"), [*PLACES, ("postgresql", "rows_are_messages")], indirect=["engine"])
 def test_a_function_runs_with_its_arguments(engine: sa.Engine, strategy: str) -> None:
-    skip_unless_on(engine, strategy)
     messages = {"strategy": "delete_returning", "rows_are_messages": True}
     model = make(engine, **(messages if strategy == "rows_are_messages" else {"strategy": strategy}))
     calls = list[Any]()
@@ -133,9 +134,9 @@ def wait_for(engine: sa.Engine, model: Any, key: Any) -> Any:
     return wait(sessions, model, key)
 
 
-@pytest.mark.parametrize("strategy", STRATEGIES)
+@pytest.mark.few(3)
+@pytest.mark.parametrize(("engine", "strategy"), PLACES, indirect=["engine"])
 def test_a_coroutine_function_runs(engine: sa.Engine, strategy: str) -> None:
-    skip_unless_on(engine, strategy)
     model = make(engine, strategy=strategy)
     task = model.task(name="later", max_attempts=2)(send_later)
 
@@ -268,9 +269,9 @@ def test_max_attempts_of_a_task_is_the_limit(engine: sa.Engine) -> None:
     assert len(calls) == 2
 
 
+@pytest.mark.parametrize("engine", ["postgresql", "sqlite"], indirect=True)
 def test_calls_can_be_unique(engine: sa.Engine) -> None:
-    if engine.dialect.name == "mariadb":
-        pytest.skip("it compares no JSON")
+    """MariaDB compares no JSON."""
     model = make(engine, unique=Unique("function", "arguments"))
     task = model.task(send_report)
     with Session(engine) as session:
@@ -590,10 +591,8 @@ def test_a_task_may_be_registered_before_all_classes_are_mapped() -> None:
         base.registry.dispose()
 
 
+@pytest.mark.parametrize("engine", ["sqlite"], indirect=True)
 def test_a_model_of_sqlmodel_works(engine: sa.Engine) -> None:
-    if engine.dialect.name != "sqlite":
-        pytest.skip("one engine suffices")
-
     class Call(FunctionMixin, SQLModel, table=True):
         metadata = sa.MetaData()
 

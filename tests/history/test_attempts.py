@@ -18,7 +18,7 @@ from sqlaqueue.admin import QueueAdmin
 from sqlaqueue.consumer import pace
 from sqlaqueue.strategies.update_status import LEASE_EXPIRED
 from sqlaqueue.texts import split_error
-from tests.history.conftest import HistoryQueue, make_model, obey
+from tests.history.conftest import PAIRS, HistoryQueue, make_model, obey
 from tests.programs import DEADLINE, FORKS, wait_until
 from tests.servers import Database
 
@@ -55,10 +55,13 @@ def test_each_outcome(queue: HistoryQueue) -> None:
         assert row.worker
 
 
+# A claim deletes the row of a queue whose rows are messages.
+WITH_ROWS = [pair for pair in PAIRS if pair[0] != "rows_are_messages"]
+
+
+@pytest.mark.parametrize("queue", WITH_ROWS, ids="-".join, indirect=True)
 def test_the_history_agrees_with_the_row(queue: HistoryQueue) -> None:
     """The last attempt has the error of the row, and its number is that of the attempts."""
-    if queue.kind == "rows_are_messages":
-        pytest.skip("a row of this queue is deleted by its claim")
     queue.enqueue("raise", "fail", "cancel", None)
     queue.drain()
     with queue.sessions() as session:
@@ -84,9 +87,8 @@ def test_each_outcome_of_a_handler_of_batches(mixed: HistoryQueue) -> None:
     assert [mixed.outcomes(key) for key in keys] == [[(1, "completed")], [(1, "failed")], [(1, "completed")]]
 
 
+@pytest.mark.parametrize("queue", WITH_ROWS, ids="-".join, indirect=True)
 def test_a_job_that_its_handler_deletes(queue: HistoryQueue) -> None:
-    if queue.kind == "rows_are_messages":
-        pytest.skip("a row of this queue is deleted by its claim")
     [key] = queue.enqueue(None)
 
     async def delete(io: Any, job: Any) -> None:

@@ -72,17 +72,17 @@ SET_BY_THE_SERVER: dict[str, Any] = {
 }
 
 
-@pytest.mark.parametrize("column", SET_BY_THE_SERVER)
-def test_a_role_that_enqueues_cannot_set_columns_of_the_queue(roles: Roles, column: str) -> None:
+def test_a_role_that_enqueues_cannot_set_columns_of_the_queue(roles: Roles) -> None:
     """A row that is processing with a lease until infinity would occupy a place of its limit for good."""
-    if column not in roles.table.c:
-        pytest.skip("a queue without this column")
     roles.grant_web()
-    with pytest.raises(ProgrammingError, match="permission denied"):
-        enqueue(roles, **{column: SET_BY_THE_SERVER[column]})
-    assert count(roles, roles.table.name) == 0
-    roles.execute(f"GRANT INSERT ({column}) ON {roles.table.name} TO web")
-    enqueue(roles, **{column: SET_BY_THE_SERVER[column]})
+    columns = [name for name in SET_BY_THE_SERVER if name in roles.table.c]
+    assert "status" in columns
+    for number, name in enumerate(columns):
+        with pytest.raises(ProgrammingError, match="permission denied"):
+            enqueue(roles, **{name: SET_BY_THE_SERVER[name]})
+        assert count(roles, roles.table.name) == number
+        roles.execute(f"GRANT INSERT ({name}) ON {roles.table.name} TO web")
+        enqueue(roles, **{name: SET_BY_THE_SERVER[name]})
 
 
 @pytest.mark.parametrize("kind", ["update_status"])

@@ -106,6 +106,7 @@ def run_all(session: Session, program: Any) -> None:
     Consumer(program.Call, program.Call.run, program.sessions).drain()
 
 
+@pytest.mark.every_combination
 def test_a_database_of_the_first_version(engine: sa.Engine, program: Any, tmp_path: Path) -> None:
     load(engine)
     before = counts(engine)

@@ -121,9 +121,9 @@ async def test_a_job_that_a_worker_runs_is_left(each_place: Place) -> None:
     assert each_place.states() == {running: "processing", 3 - running: "failed"}
 
 
+@pytest.mark.parametrize("each_place", ["postgresql", "mariadb"], indirect=True)
 async def test_a_job_that_somebody_has_locked_is_left(each_place: Place) -> None:
-    if each_place.name == "sqlite":
-        pytest.skip("SQLite has one write lock, for which an undo waits")
+    """SQLite has one write lock, for which an undo waits."""
     each_place.add(*(each_place.email(n, status="failed", finished_at=RUN_AT) for n in (1, 2)))
     async with each_place.browser("sync") as browser:
         page = await done_by(browser, "requeue", key=["1", "2"])

@@ -198,6 +198,7 @@ def test_all_pages_of_a_list_have_each_job_once(place: Place, state: str, size: 
                     assert back == forwards[:-1][::-1], sort
 
 
+@pytest.mark.every_combination
 def test_a_list_is_sorted_by_what_leads_an_index(place: Place) -> None:
     """Of a partial index, which SQLite has, only where the filter implies its condition."""
     with place.engine.begin() as connection:
@@ -280,6 +281,7 @@ LONG = {
 """Statements that take some seconds, and then end without an error."""
 
 
+@pytest.mark.every_combination
 @pytest.mark.parametrize("api", ["sync", "async"])
 async def test_a_statement_that_takes_too_long_is_cancelled(place: Place, api: str) -> None:
     """The next user of its connection has no such limit, and may write."""
@@ -304,6 +306,7 @@ async def test_a_statement_that_takes_too_long_is_cancelled(place: Place, api: s
     assert place.states() == {1: "pending"}
 
 
+@pytest.mark.every_combination
 def test_reading_waits_for_no_writer(place: Place) -> None:
     """The page of a job locks a row for a moment, where others could claim it."""
     place.add(place.email(1))

@@ -76,7 +76,7 @@ def test_a_role_that_enqueues_cannot_set_columns_of_the_queue(roles: Roles) -> N
     """A row that is processing with a lease until infinity would occupy a place of its limit for good."""
     roles.grant_web()
     columns = [name for name in SET_BY_THE_SERVER if name in roles.table.c]
-    assert "status" in columns
+    assert len(columns) >= 2
     for number, name in enumerate(columns):
         with pytest.raises(ProgrammingError, match="permission denied"):
             enqueue(roles, **{name: SET_BY_THE_SERVER[name]})

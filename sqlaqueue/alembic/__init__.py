@@ -51,8 +51,13 @@ def remember_table(  # noqa: PLR0917 - the signature that Alembic calls
     database_table: sa.Table | None,
     model_table: sa.Table | None,
 ) -> PriorityDispatchResult:
+    """Remember a table for :func:`compare_queues`.
+
+    :raises CommandError: if it is one of the library's, and a newer version of the library has migrated it.
+    """
     table = ComparedTable((schema, str(name)), database_table, model_table, modify_ops)
     context.__dict__.setdefault(TABLES, []).append(table)
+    compare.compare_version(context, table)
     return PriorityDispatchResult.CONTINUE
 
 

@@ -29,6 +29,7 @@ from sqlaqueue.postgresql.catalog_schemas import (
     ReflectedCheck,
     ResolvedName,
 )
+from sqlaqueue.queue.versions import refuse_to_migrate
 from sqlaqueue.sql.engine import exists_on
 from sqlaqueue.sql.types import object_name
 
@@ -77,6 +78,28 @@ class ComparedTable:
     def has_message_triggers(self, op: MigrateOperation) -> bool:
         """Return whether an operation creates or drops triggers of this table that write messages."""
         return any(not name.startswith(triggers_module.PREFIX) for name in self.triggers_in(op))
+
+
+def compare_version(context: AutogenContext, table: ComparedTable) -> None:
+    """Refuse a table of the library that a newer version has migrated; see to the comment that has its version.
+
+    An ``env.py`` that leaves out Alembic's comparison of comments would else write migrations that no worker notices.
+
+    :raises CommandError: with both versions.
+    """
+    stored, model = table.database_table, table.model_table
+    if stored is None or not table.name.startswith(PREFIX):
+        return
+    refused = refuse_to_migrate(table.name, stored.comment)
+    if refused is not None:
+        raise CommandError(refused)
+    supports = context.migration_context.dialect.supports_comments
+    found = any(isinstance(op, alembic_ops.CreateTableCommentOp) for op in table.modify_ops.ops)
+    if supports and model is not None and model.comment and stored.comment != model.comment and not found:
+        comment = alembic_ops.CreateTableCommentOp(
+            table.name, model.comment, existing_comment=stored.comment, schema=table.schema
+        )
+        table.modify_ops.ops.append(comment)
 
 
 def is_queue_column(column: sa.Column[Any]) -> bool:

@@ -26,7 +26,7 @@ from sqlalchemy.exc import DBAPIError, NoSuchModuleError, SQLAlchemyError
 
 from sqlaqueue.admin.jobs import JobFilter
 from sqlaqueue.exc import DatabaseNotReadyError, HandlerNotStopped, SqlaqueueError
-from sqlaqueue.postgresql.checks_of import checks_of_error
+from sqlaqueue.postgresql.checks_of import OutdatedError, checks_of_error
 from sqlaqueue.postgresql.ddl import UPDATE_COMMAND
 from sqlaqueue.queue.spec import QueueSpec
 from sqlaqueue.sql.engine import sqlstate
@@ -139,6 +139,10 @@ class DatabaseError(_PlainError):
     exit_code = NO_DATABASE
 
 
+class OutdatedWorkerError(DatabaseError):
+    """The database was migrated for newer workers: another start would end in the same way."""
+
+
 class NotStoppedError(click.ClickException):
     """A handler goes on after the grace period; only the end of the process ends it."""
 
@@ -167,11 +171,14 @@ def command_errors(spec: QueueSpec | None = None) -> Iterator[None]:
     """Translate errors of the database and the library into errors of the command line."""
     try:
         yield
-    except DatabaseNotReadyError as error:
-        raise DatabaseError(str(error)) from error
     except SqlaqueueError as error:
-        kind = NotStoppedError if isinstance(error, HandlerNotStopped) else InputError
-        raise kind(str(error)) from error
+        kinds = {
+            OutdatedError: OutdatedWorkerError,
+            DatabaseNotReadyError: DatabaseError,
+            HandlerNotStopped: NotStoppedError,
+            SqlaqueueError: InputError,
+        }
+        raise next(kind for base, kind in kinds.items() if isinstance(error, base))(str(error)) from error
     except NoSuchModuleError as error:
         raise InputError(f"--url: {first_line(error)}; give postgresql+psycopg://...") from error
     except DBAPIError as error:

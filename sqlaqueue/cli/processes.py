@@ -380,6 +380,9 @@ class WorkerProcess:
             if isinstance(error, HandlerNotStopped):
                 # It decides how this process ends: what waits for the handler would wait for ever.
                 raised, logged = logged, raised
+                if logged[1] is error and isinstance(error.__cause__, Exception):
+                    # Why its Consumer has stopped.
+                    logged = consumer, error.__cause__
             self._failure = raised
         if logged[1] is not raised[1]:
             _log_failed(*logged)
@@ -585,6 +588,10 @@ def resident_bytes(pid: int) -> int:
 
 def memory_text(size: int) -> str:
     return f"{size / 2**20:.0f}M"
+
+
+OUTDATED = b"*"
+"""The line that is sent before an error that would come again at each start."""
 
 
 def error_report(text: str) -> bytes:

@@ -26,9 +26,10 @@ from sqlalchemy.orm import Session
 from sqlaqueue import exc
 from sqlaqueue.admin.jobs import key_parts
 from sqlaqueue.cli.database import TargetDatabase
-from sqlaqueue.cli.output import InputError, NotStoppedError, end_process
+from sqlaqueue.cli.output import InputError, NotStoppedError, OutdatedWorkerError, end_process
 from sqlaqueue.cli.processes import (
     CALL_ENDED,
+    OUTDATED,
     REPORT_INTERVAL,
     STARTED,
     Call,
@@ -113,8 +114,11 @@ class _Supervisor:
 
     def report_error(self, error: click.ClickException) -> None:
         """Report why this process cannot start: several may have the same error, and the supervisor prints it once."""
+        outdated = isinstance(error, OutdatedWorkerError)
         try:
-            if not self._has_started:
+            if outdated:
+                self.send(OUTDATED)
+            if outdated or not self._has_started:
                 self.send(error_report(error.format_message()))
                 return
         except OSError:

@@ -37,6 +37,7 @@ from sqlaqueue.cli.output import (
 )
 from sqlaqueue.cli.processes import (
     CALL_ENDED,
+    OUTDATED,
     STARTED,
     Call,
     LeftRun,
@@ -123,6 +124,8 @@ class _Process:
         """Whether its Consumers have started, or could."""
         self.error: str | None = None
         """Why it cannot start, if it has said so."""
+        self.is_outdated = False
+        """Whether it has an error that would come again at each start."""
         self.leaves: str | None = None
         """Why it ends after its current job, to be replaced; None if it does not."""
         self.killed_as: str | None = None
@@ -169,6 +172,8 @@ class _Process:
             self.is_started = True
         elif line == CALL_ENDED:
             self._call = None
+        elif line == OUTDATED:
+            self.is_outdated = True
         elif (call := read_call(line)) is not None:
             self._call, self._called_at = call, time.monotonic()
         elif (health := read_report(line)) is not None:
@@ -279,6 +284,7 @@ class WorkerSlot:
             if self._next.poll() is not None:
                 # The reason comes up again when one is started in its place.
                 self._next = None
+                self._delay_start()
             elif self._next.is_started and not was_started and process is not None:
                 extra = fields("process_waits", number=self.number, pid=self._next.pid)
                 text = "worker %d: process %d waits for the end of process %d"
@@ -336,10 +342,14 @@ class WorkerSlot:
             return Health(alive=True, ready=False, problems=("it is stopped" if self.closed else waiting,))
         return self._process.health()
 
-    def schedule_restart(self, code: int) -> None:
+    def _delay_start(self) -> float:
         self._deaths = 1 if time.monotonic() - self._started_at >= STABLE_AFTER else self._deaths + 1
         delay = restart_delay(self._deaths)
         self._next_start = time.monotonic() + delay
+        return delay
+
+    def schedule_restart(self, code: int) -> None:
+        delay = self._delay_start()
         extra = fields("process_died", number=self.number, delay=delay)
         text = "worker %d %s; restarting in %.1f s"
         logger.warning(text, self.number, exit_reason(code), delay, extra=extra)
@@ -465,7 +475,8 @@ class Supervisor:
         if slot.is_restarting and not slot.closed:
             # If it has an error, that is one of files which have changed since.
             return
-        known = self._printed if self._changes is not None or not slot.has_started else ()
+        outdated = process is not None and process.is_outdated
+        known = self._printed if self._changes is not None or not slot.has_started or outdated else ()
         if slot.error is not None and slot.error not in known:
             self._printed.add(slot.error)
             click.echo(f"Error: {slot.error}", err=True)
@@ -475,7 +486,7 @@ class Supervisor:
             slot.wait_for_change(code)
             return
         # No change of the files starts a database, and a signal says nothing about the options.
-        if not expected and (slot.has_started or self._changes is not None or code < 0):
+        if not expected and not outdated and (slot.has_started or self._changes is not None or code < 0):
             slot.schedule_restart(code)
             return
         slot.closed = True
@@ -483,7 +494,7 @@ class Supervisor:
             extra = fields("process_died", number=slot.number)
             logger.warning("worker %d %s", slot.number, exit_reason(code), extra=extra)
             # The exit code of a process that could not start tells why; a later failure is FAILED.
-            tells_why = code == NOT_STOPPED or (code > 0 and not slot.has_started)
+            tells_why = code == NOT_STOPPED or outdated or (code > 0 and not slot.has_started)
             self._exit_code = code if tells_why else FAILED
 
 

@@ -30,7 +30,7 @@ from sqlaqueue.consumer.settings import (
     surround,
 )
 from sqlaqueue.consumer.statements import ConsumerStatements
-from sqlaqueue.exc import ConfigurationError
+from sqlaqueue.exc import ConfigurationError, DatabaseNotReadyError
 from sqlaqueue.log import fields, logger
 from sqlaqueue.queue.options import naming_options
 from sqlaqueue.queue.retry_policies import Delay, RetryPolicy
@@ -352,7 +352,9 @@ class _InBackground(ConsumerBase, Generic[T, Result]):
             text = "queue %s: the Consumer raised %s: %s; it no longer works for its queue, and the program continues"
             kind = type(error).__name__
             extra = fields("consumer_failed", queue=self.queue, worker=self._settings.worker(), error_kind=kind)
-            logger.error(text, self.queue, kind, error, exc_info=error, extra=extra)
+            # Where a database that is not ready was found out says nothing; the text has the fix.
+            trace = None if isinstance(error, DatabaseNotReadyError) else error
+            logger.error(text, self.queue, kind, error, exc_info=trace, extra=extra)
 
     def _ended_in_background(self, background: _Background) -> None:
         with _pools_lock:

@@ -18,7 +18,7 @@ from sqlaqueue.consumer.core.signals import signal_handlers
 from sqlaqueue.consumer.core.waker import Waker
 from sqlaqueue.consumer.sessions import check_shared_pool
 from sqlaqueue.consumer.threads import ThreadRunner, log_all_stopped
-from sqlaqueue.exc import ConfigurationError, HandlerNotStopped
+from sqlaqueue.exc import ConfigurationError, DatabaseNotReadyError, HandlerNotStopped
 from sqlaqueue.log import fields, logger
 
 _LONGEST_WAIT = 10.0
@@ -122,8 +122,10 @@ class ConsumerGroup:
             text = "queue %s: the Consumer raised %s: %s; stopping the other Consumers"
             logger.error(text, consumer.queue, kind, error, extra=extra)
         else:
-            text = "queue %s: the Consumer raised an error as well"
-            logger.error(text, consumer.queue, exc_info=error, extra=extra)
+            text = "queue %s: the Consumer raised %s as well: %s"
+            # Where a database that is not ready was found out says nothing; the text has the fix.
+            trace = None if isinstance(error, DatabaseNotReadyError) else error
+            logger.error(text, consumer.queue, kind, error, exc_info=trace, extra=extra)
             if isinstance(error, HandlerNotStopped):
                 # The caller has to know, whatever else has failed.
                 self.error = error

@@ -57,14 +57,18 @@ def _checks(other: Any) -> Checks:
     return cast("Checks", start_checks)
 
 
+class OutdatedError(DatabaseNotReadyError):
+    """A newer version has changed the tables so that this one must not use them: another start would not help."""
+
+
 def refuse_newer(connection: sa.Connection, tables: Iterable[sa.Table], needed_by: str) -> None:
     """Refuse side tables that a newer version has changed so that this one must not use them any more.
 
-    :raises DatabaseNotReadyError: with both versions, and what to do.
+    :raises OutdatedError: with both versions, and what to do.
     """
     text = too_new(checks_of(connection).table_comments(connection, [*tables]))
     if text is not None:
-        raise DatabaseNotReadyError(f"{needed_by}: {text}")
+        raise OutdatedError(f"{needed_by}: {text}")
 
 
 def refuse_older(connection: sa.Connection, tables: Iterable[sa.Table], needed_by: str) -> None:

@@ -66,7 +66,7 @@ TABLE_VERSIONS: dict[str, TableVersion] = {
 }
 """The versions of the tables as this version of sqlaqueue creates them."""
 
-_NUMBER = r"(\d+)\.(\d+)"
+_NUMBER = r"(\d+)\.(\d+)(?:\.\d+)*"
 _COMMENT = re.compile(rf"sqlaqueue, as of {_NUMBER}, for {_NUMBER} and newer")
 
 
@@ -78,7 +78,8 @@ def table_comment(kind: str) -> str:
 
 def table_version(comment: str | None) -> TableVersion:
     """Return what the comment of a table says, that of the first version if it says nothing."""
-    found = _COMMENT.match(comment or "")
+    # Somebody may have written something before it.
+    found = _COMMENT.search(comment or "")
     if found is None:
         return _FIRST
     numbers = [int(each) for each in found.groups()]
@@ -101,14 +102,16 @@ def too_new(comments: Mapping[sa.Table, str | None]) -> str | None:
     :param comments: the comments that the tables have in the database.
     """
     own = minor_version(__version__)
-    for table, found in _versions(comments):
-        if own is not None and own < found.usable_from:
-            return (
-                f"the table {table.fullname} was migrated to sqlaqueue {version_text(found.as_of)}, for workers of "
-                f"{version_text(found.usable_from)} and newer, and this process has sqlaqueue {__version__}: start the "
-                f"version of the program that has sqlaqueue {version_text(found.as_of)}"
-            )
-    return None
+    newer = [each for each in _versions(comments) if own is not None and own < each[1].usable_from]
+    if not newer:
+        return None
+    # Of several tables the one that asks for most: what may use it may use the others.
+    table, found = max(newer, key=lambda each: (each[1].usable_from, each[1].as_of))
+    return (
+        f"the table {table.fullname} was migrated to sqlaqueue {version_text(found.as_of)}, for workers of "
+        f"{version_text(found.usable_from)} and newer, and this process has sqlaqueue {__version__}: start the "
+        f"version of the program that has sqlaqueue {version_text(found.as_of)}"
+    )
 
 
 def too_old(comments: Mapping[sa.Table, str | None]) -> str | None:
@@ -121,6 +124,17 @@ def too_old(comments: Mapping[sa.Table, str | None]) -> str | None:
                 f"has sqlaqueue {__version__}, needs it as of {version_text(needed)}"
             )
     return None
+
+
+def refuse_to_migrate(name: str, comment: str | None) -> str | None:
+    """Return why this version must not write a migration of a table, as a newer one has migrated it; None if it may."""
+    own, as_of = minor_version(__version__), table_version(comment).as_of
+    if own is None or as_of <= own:
+        return None
+    return (
+        f"the table {name} was migrated to sqlaqueue {version_text(as_of)}, and this is sqlaqueue {__version__}, whose "
+        f"migration would undo that; use sqlaqueue {version_text(as_of)} here"
+    )
 
 
 def _versions(comments: Mapping[sa.Table, str | None]) -> Iterator[tuple[sa.Table, TableVersion]]:

@@ -221,6 +221,32 @@ def test_a_process_that_is_restarted_is_told_of_a_death(monkeypatch: pytest.Monk
     assert sent[3:] == [[]]
 
 
+def test_a_process_that_cannot_take_the_place_of_another_is_not_started_again_at_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The one that leaves may have hours of its last job before it."""
+    made = list[object]()
+
+    class Process:
+        leaves, is_started, error = "after 2 jobs", False, None
+
+        def __init__(self, *_: object) -> None:
+            made.append(self)
+
+        def send_left(self, left: list[LeftRun]) -> None:
+            pass
+
+        def poll(self) -> int | None:
+            return None if self is made[0] else 3
+
+    monkeypatch.setattr(supervisor, "_Process", Process)
+    slot = WorkerSlot(1, WorkerOptions(targets=["app:Email"], isolate=True))
+    for _ in range(5):
+        slot.start_if_due()
+        assert slot.poll() is None
+    assert len(made) == 2
+
+
 def refused(*arguments: str) -> str:
     result = CliRunner().invoke(main, [*WORKER, "--url", "postgresql://localhost:1/nowhere", *arguments])
     assert result.exit_code == 2, result.output

@@ -195,6 +195,18 @@ def test_a_handler_that_goes_on_does_not_keep_a_worker_that_fails(shop: Shop) ->
     assert "no session" in worker.output
 
 
+def test_a_worker_that_is_too_old_says_so_though_its_handler_goes_on(shop: Shop, tmp_path: Path) -> None:
+    shop.add(Email())
+    worker = shop.start("worker", EMAIL, "--handler", f"{MODELS}:send_slowly", "--grace", "100ms", "--concurrency", "2")
+    wait_until((tmp_path / "at_work").exists, lambda: worker.output)
+    shop.execute("COMMENT ON TABLE sqlaqueue_control IS 'sqlaqueue, as of 9.1, for 9.0 and newer'")
+    # Its claims fail, so it looks at the versions before its next heartbeat.
+    shop.execute('ALTER TABLE email RENAME COLUMN "to" TO address')
+    assert worker.end() == NOT_STOPPED, worker.output
+    assert worker.output.count("start the version of the program that has sqlaqueue 9.1") == 1
+    assert "Traceback" not in worker.output
+
+
 def test_a_second_signal_ends_the_worker_immediately(shop: Shop, tmp_path: Path) -> None:
     shop.add(Email())
     worker = shop.start("worker", EMAIL, "--handler", f"{MODELS}:send_slowly", "--grace", "1h")

@@ -17,7 +17,7 @@ from sqlaqueue.admin import doctor
 from sqlaqueue.consumer.pace import HEARTBEAT, Intervals
 from sqlaqueue.exc import DatabaseNotReadyError
 from sqlaqueue.queue.names import CONTROL, SCHEDULE
-from sqlaqueue.queue.versions import TABLE_VERSIONS, TableVersion, table_comment, table_version
+from sqlaqueue.queue.versions import TABLE_VERSIONS, TableVersion, table_comment, table_version, too_new
 from tests.models import new_base
 from tests.programs import wait_until
 
@@ -254,3 +254,16 @@ def test_every_table_of_the_library_has_a_version() -> None:
     assert len(own) == len(TABLE_VERSIONS) - 1
     assert own == dict.fromkeys(own, "sqlaqueue, as of 0.1, for 0.1 and newer")
     assert table_version("sqlaqueue, as of 1.12, for 0.9 and newer; see the docs") == TableVersion((1, 12), (0, 9))
+    assert table_version("Ours. sqlaqueue, as of 1.12.3, for 0.9.1 and newer") == TableVersion((1, 12), (0, 9))
+
+
+def test_the_table_that_asks_for_most_is_named() -> None:
+    """The version of another one would be refused as well."""
+    own = "sqlaqueue, as of 0.1, for 0.1 and newer"
+    found = {"messages": "9.4, for 9.3", "attempts": "9.6, for 9.5", "rates": "9.7, for 0.1"}
+    comments = {
+        sa.Table(name, sa.MetaData(), comment=own): f"sqlaqueue, as of {text} and newer" for name, text in found.items()
+    }
+    text = too_new(comments)
+    assert text is not None
+    assert text.startswith("the table attempts was migrated to sqlaqueue 9.6, for workers of 9.5 and newer")

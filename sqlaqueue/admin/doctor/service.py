@@ -173,7 +173,7 @@ def check_table_versions(examination: Examination) -> Iterator[Finding]:
                 code="table_version",
                 queue=spec.name,
                 summary=f"{text[0].upper()}{text[1:]}.",
-                consequence="No Consumer of this version starts, and those that run stop.",
+                consequence=f"No Consumer of this version starts{', and those that run stop' if newer else ''}.",
                 fixes=("pip install --upgrade sqlaqueue",) if newer else (MIGRATION,),
             )
 

@@ -259,6 +259,9 @@ def heartbeat(maintenance: Maintenance, now: float) -> Routine:
     peers = context.polls.peers
     if not context.has_claimed or CONSUMERS not in context.spec.side_tables:
         return
+    if isinstance(context.error, DatabaseNotReadyError):
+        # Its handlers have the grace period. Another look would be refused as well.
+        return
     check_received(maintenance)
     # While it is quiet, the others share its jobs among them.
     listening = peers.listening and not context.quiet

@@ -35,6 +35,7 @@ OURS = [f"sqlaqueue {strategy} sync delete (defaults)" for strategy in STRATEGIE
 PEERS = ["graphile-worker (tuned)", "pgqueuer (tuned)"]
 
 PICTURE = PAGE.parents[1] / "_static" / "snapshot.svg"
+FIGURES = PICTURE.with_suffix(".jsonl")
 
 # All tables, also those of the side: an open snapshot keeps their dead rows as well.
 SIZES = """
@@ -244,12 +245,14 @@ def block(lines: Sequence[Mapping[str, Any]]) -> str:
     """Return when and with what the systems were measured, the table and the picture."""
     infos = [line["about"] for line in lines if "about" in line]
     picture = f"![Rate, backlog, CPU and dead rows over time](../_static/{PICTURE.name})"
-    return f"{measured_on(infos, '1 run')}\n\n{table(lines)}\n\n{picture}"
+    figures = f"[The figures of each minute](../_static/{FIGURES.name})"
+    return f"{measured_on(infos, '1 run')}\n\n{table(lines)}\n\n{picture}\n\n{figures}"
 
 
 def publish(lines: Sequence[Mapping[str, Any]]) -> None:
-    """Write the table and the picture into the documentation."""
+    """Write the table, the picture and the figures into the documentation."""
     draw(lines, PICTURE)
+    FIGURES.write_text("".join(json.dumps(line) + "\n" for line in lines))
     blocks = {"snapshot": block(lines)}
     PAGE.write_text(BLOCK.sub(lambda b: f"{b[1]}{blocks[b[2]]}\n{b[4]}" if b[2] in blocks else b[0], PAGE.read_text()))
 

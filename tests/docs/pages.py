@@ -11,8 +11,10 @@ _SOURCES = DOCS / "_api"
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted({*DOCS.glob("**/*.md")} - {*_SOURCES.glob("*.md")})]
 
 SNIPPET = re.compile(r"^( *)```(python|sql)\n(.*?)^\1```$", re.MULTILINE | re.DOTALL)
-LINK = re.compile(r"\]\(([^)#]+?)(?:#[^)]*)?\)")
+LINK = re.compile(r"\]\(([^)#\"]+?)(?:#[^)\"]*)?(?: \"[^\"]*\")?\)")
 TEST_NAME = re.compile(r"`(test_\w+)`(?:\]\(([^)]+)\))?")
+TITLE = re.compile(r"\]\((\S+) \"(test_\w+)\"\)")
+"""The file and the name of a test where only the title of a link names it."""
 
 
 def page_id(page: Path) -> str:

@@ -26,7 +26,7 @@ from sqlalchemy.orm import close_all_sessions
 from sqlaqueue import AsyncConsumer, Consumer
 from sqlaqueue.consumer.core.events import EventName
 from sqlaqueue.testing import StrategyConformance
-from tests.docs.pages import DOCS, LINK, PAGES, ROOT, SNIPPET, TEST_NAME, page_id
+from tests.docs.pages import DOCS, LINK, PAGES, ROOT, SNIPPET, TEST_NAME, TITLE, page_id
 from tests.programs import Program, run_program, wait_until
 from tests.servers import Database, Server
 
@@ -68,6 +68,9 @@ def test_the_tests_that_pages_name_exist() -> None:
     """A test's name without a link is a test of the conformance suite; other names link to their files."""
     found = [(page, *named) for page in PAGES for named in TEST_NAME.findall(page.read_text())]
     assert found
+    titled = [(page, test, file) for page in PAGES for file, test in TITLE.findall(page.read_text())]
+    assert titled
+    found += titled
     assert [(page.name, test, file) for page, test, file in found if not exists(page, test, file)] == []
 
 

@@ -220,7 +220,7 @@ def test_an_upgrade_in_any_order(
     deployment.check()
 
 
-@pytest.mark.parametrize("processes", [1, 2])
+@pytest.mark.parametrize("processes", [pytest.param(1, marks=pytest.mark.thorough), 2])
 def test_a_worker_beside_a_database_that_it_must_not_use(
     deployments: Callable[..., Deployment], processes: int
 ) -> None:

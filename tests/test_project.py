@@ -111,9 +111,9 @@ def test_the_engines_use_few_private_names() -> None:
 
 @pytest.mark.once
 def test_each_picture_is_shown() -> None:
-    """A picture that no page shows is forgotten when the dashboard changes."""
+    """A picture or figures that no page shows are forgotten when the dashboard changes."""
     pages = [ROOT / "README.md", *(ROOT / "docs").rglob("*.md")]
-    shown = {name for page in pages for name in re.findall(r"_static/([\w-]+\.(?:png|svg))", page.read_text())}
+    shown = {name for page in pages for name in re.findall(r"_static/([\w-]+\.(?:png|svg|jsonl))", page.read_text())}
     assert {path.name for path in (ROOT / "docs" / "_static").iterdir()} == shown
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import platform
+import subprocess
 import time
 import traceback
 from collections.abc import Callable, Sequence
@@ -139,11 +140,18 @@ def _with_consumer_arguments(system: System, consumer: dict[str, Any]) -> System
     return replace(system, options={**system.options, "consumer": consumer, "several_processes": {}})
 
 
+def _commit() -> str:
+    """Return the commit that is measured; empty outside of a checkout."""
+    command = ["/usr/bin/env", "git", "-C", str(installations.ROOT), "rev-parse", "--short=8", "HEAD"]
+    return subprocess.run(command, capture_output=True, text=True, check=False).stdout.strip()
+
+
 def about(server: BenchServer, size: Size, repeat: int) -> dict[str, Any]:
     """Return a description of the machine, the server and the settings."""
     memory = next(line for line in Path("/proc/meminfo").read_text().splitlines() if line.startswith("MemTotal"))
     return {
         "date": time.strftime("%Y-%m-%d", time.gmtime()),
+        "commit": _commit(),
         "factor": size.factor,
         "repeat": repeat,
         "cores": len(os.sched_getaffinity(0)),

@@ -220,7 +220,7 @@ def by_system(lines: Iterable[Mapping[str, Any]]) -> dict[str, list[Minute]]:
 
 
 def table(lines: Iterable[Mapping[str, Any]]) -> str:
-    """Return the first and the last minute of each system, as a table in Markdown."""
+    """Return some minutes of each system as a table in Markdown: the first, the last, and the last that all have."""
     heads = [
         "minute",
         "jobs/s",
@@ -233,10 +233,12 @@ def table(lines: Iterable[Mapping[str, Any]]) -> str:
         "indexes, MiB",
     ]
     rows = ["| | " + " | ".join(heads) + " |", "| --- |" + " --: |" * len(heads)]
-    for name, minutes in by_system(lines).items():
-        for one in dict.fromkeys((minutes[0], minutes[-1])):
-            figures = [one.rate, one.due, one.oldest, one.p99, one.cpu, one.dead, one.table_mib, one.index_mib]
-            cells = [f"{one.minute:.3g}", *(significant(figure) for figure in figures)]
+    measured = by_system(lines)
+    common = min(map(len, measured.values()), default=0)
+    for name, minutes in measured.items():
+        for one in dict.fromkeys((minutes[0], minutes[common - 1], minutes[-1])):
+            figures = [one.oldest, one.p99, one.cpu, one.dead, one.table_mib, one.index_mib]
+            cells = [f"{one.minute:.3g}", significant(one.rate), str(one.due), *map(significant, figures)]
             rows.append(f"| {name} | {' | '.join(cells)} |")
     return "\n".join(rows)
 

@@ -322,6 +322,8 @@ def measured_on(infos: Sequence[Mapping[str, Any]], runs: str) -> str:
     info = infos[-1]
     server = info["server"]
     versions = {name: version for one in infos for of in one["versions"].values() for name, version in of.items()}
+    if info.get("commit"):
+        versions["sqlaqueue"] = f"{versions.get('sqlaqueue', '')} ({info['commit']})"
     named = ", ".join(f"{name} {version}" for name, version in sorted(versions.items()))
     same = ", ".join(f"{name} {value}" for name, value in server.items() if name != "server_version")
     return (

@@ -406,26 +406,29 @@ def minutes_of(system: str, *rates: float) -> list[dict[str, Any]]:
     ]
 
 
-def test_the_table_has_the_first_and_the_last_minute() -> None:
-    lines = [*minutes_of(PEERS[0], 700), *minutes_of(OURS[0], 800, 790, 801)]
+def test_the_table_has_the_first_the_last_and_the_last_common_minute() -> None:
+    lines = [*minutes_of(PEERS[0], 700, 690), *minutes_of(OURS[0], 800, 790, 801)]
     assert snapshot.table(lines).splitlines()[2:] == [
-        f"| {OURS[0]} | 1 | 800 | 3.00 | 0.5 | 0.25 | 0.3 | 1,000 | 10.0 | 5.00 |",
-        f"| {OURS[0]} | 3 | 801 | 9.00 | 0.5 | 0.25 | 0.3 | 3,000 | 10.0 | 5.00 |",
-        f"| {PEERS[0]} | 1 | 700 | 3.00 | 0.5 | 0.25 | 0.3 | 1,000 | 10.0 | 5.00 |",
+        f"| {OURS[0]} | 1 | 800 | 3 | 0.5 | 0.25 | 0.3 | 1,000 | 10.0 | 5.00 |",
+        f"| {OURS[0]} | 2 | 790 | 6 | 0.5 | 0.25 | 0.3 | 2,000 | 10.0 | 5.00 |",
+        f"| {OURS[0]} | 3 | 801 | 9 | 0.5 | 0.25 | 0.3 | 3,000 | 10.0 | 5.00 |",
+        f"| {PEERS[0]} | 1 | 700 | 3 | 0.5 | 0.25 | 0.3 | 1,000 | 10.0 | 5.00 |",
+        f"| {PEERS[0]} | 2 | 690 | 6 | 0.5 | 0.25 | 0.3 | 2,000 | 10.0 | 5.00 |",
     ]
     assert [one.rate for one in snapshot.by_system(lines)[OURS[0]]] == [800, 790, 801]
     assert Minute.__dataclass_fields__.keys() == minutes_of(OURS[0], 1)[0].keys() - {"system"}
 
 
 def test_the_table_says_when_and_with_what_it_was_measured() -> None:
-    about = {"date": "2026-01-02", "cores": 2, "memory_gib": 24, "python": "3.13.0", "server": {"server_version": "18"}}
+    machine = {"cores": 2, "memory_gib": 24, "python": "3.13.0", "server": {"server_version": "18"}}
+    about = {"date": "2026-01-02", "commit": "12345678", **machine, "versions": {"ours": {"sqlaqueue": "0.1"}}}
     lines = [
-        {"system": OURS[0], "about": {**about, "versions": {"ours": {"sqlaqueue": "0.1"}}}},
+        {"system": OURS[0], "about": about},
         *minutes_of(OURS[0], 800),
         {"system": PEERS[0], "about": {**about, "date": "2026-01-03", "versions": {"theirs": {"theirs": "4.0"}}}},
         *minutes_of(PEERS[0], 700),
     ]
     said, _, rest = snapshot.block(lines).partition("\n\n")
     assert said.startswith("Measured on 2026-01-03: 2 cores, 24 GiB, PostgreSQL 18 on loopback")
-    assert said.endswith("1 run.\nVersions: sqlaqueue 0.1, theirs 4.0.")
+    assert said.endswith("1 run.\nVersions: sqlaqueue 0.1 (12345678), theirs 4.0.")
     assert rest.startswith(snapshot.table(lines))

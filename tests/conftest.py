@@ -162,9 +162,6 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         names = nearest([item.nodeid for item in items], changed_files(), config.cache.get(SECONDS, {}), seconds)
         config.hook.pytest_deselected(items=[item for item in items if item.nodeid not in names])
         items[:] = [item for item in items if item.nodeid in names]
-    if hasattr(config, "workerinput"):
-        # Neighbours are alike: at one time all processes would compute, and at another all would wait.
-        items.sort(key=lambda item: zlib.crc32(item.nodeid.partition("::")[0].encode()))
     if part is None:
         return
     number, parts = part if part[1] % GROUPS else (part[0] // GROUPS, part[1] // GROUPS)
